@@ -1,0 +1,93 @@
+"""The two seams of generation: `LLMServer` is one engine; `LLMClient` is what an agent loop sees.
+
+Tokens in, tokens out. Nothing here knows text, Ray or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`max_tokens` bounds this call. Log-probs are reported after temperature (and after top-p/top-k if those cut)."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_token_ids: tuple[int, ...] = ()  # generated, kept as last token, and end the call
+    seed: int | None = None
+
+
+StopReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(slots=True)
+class Generation:
+    """R tokens. `log_probs` and `weight_versions` are per token, as the engine knew them when it sampled it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    weight_versions: list[int] = field(default_factory=list)
+    stop_reason: StopReason = "stop"
+    queue_seconds: float = 0.0  # waiting for a slot
+    engine_seconds: float = 0.0  # holding a slot
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    running: int
+    waiting: int
+    slots: int
+    weight_version: int
+    tokens_generated: int  # since the start
+    busy_seconds: float  # time with at least one running request, since the start
+
+
+class ServerDied(ConnectionError):
+    """The engine or its process is gone; its requests may go elsewhere with the tokens they have."""
+
+
+class ContextOverflow(ValueError):
+    """Prompt plus max_tokens exceeds the engine's context length. The agent's own error, not the infrastructure's."""
+
+
+class LLMServer(Protocol):
+    """One engine. Every implementation passes tests/rollout/test_llm_server.py."""
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+        """Raises ServerDied, ContextOverflow."""
+        ...
+
+    async def abort(self, request_ids: list[str] | None = None) -> int:
+        """End these requests (None: all) with the tokens they have, stop_reason "aborted"; how many there were."""
+        ...
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """Load the safetensors file `path` between two decode steps. Running requests go on (their KV is kept);
+        tokens sampled from now on carry `version`."""
+        ...
+
+    async def pause(self) -> None:
+        """No decode step until resume; requests keep their place."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def load(self) -> ServerLoad:
+        """Also the health check."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LLMClient(Protocol):
+    """What an agent loop calls. Deaths, aborts and swaps are handled below it."""
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingParams, *, session: str) -> Generation:
+        """`session` makes later turns of a trajectory find their prefix cache. Never returns "aborted" unless
+        the whole run stops."""
+        ...

@@ -1,0 +1,55 @@
+"""What an agent returns: token ids exactly as sampled, with masks, log-probs and weight versions per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One row of a session: P prompt tokens and R response tokens.
+
+    Invariants (checked by `validate`): the four response lists have length R >= 1; a token with mask 1 was sampled by
+    the policy and carries its log-prob and version; a token with mask 0 (tool or environment text) has log-prob 0.0
+    and version -1.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int] = field(default_factory=list)
+    response_mask: list[int] = field(default_factory=list)
+    rollout_log_probs: list[float] = field(default_factory=list)
+    weight_versions: list[int] = field(default_factory=list)
+    num_turns: int = 0
+    score: float | None = None
+    """Outcome reward; None = the worker's reward function decides."""
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+    """Further object columns of the row (tool calls, timings, reward details)."""
+
+    def append_sampled(self, token_ids: list[int], log_probs: list[float], versions: list[int]) -> None:
+        """Tokens from the engine: mask 1."""
+        self.response_ids += token_ids
+        self.response_mask += [1] * len(token_ids)
+        self.rollout_log_probs += log_probs
+        self.weight_versions += versions
+
+    def append_context(self, token_ids: list[int]) -> None:
+        """Tool or environment text: mask 0."""
+        self.response_ids += token_ids
+        self.response_mask += [0] * len(token_ids)
+        self.rollout_log_probs += [0.0] * len(token_ids)
+        self.weight_versions += [-1] * len(token_ids)
+
+    def validate(self) -> None:
+        """Raise ValueError naming the first broken invariant."""
+        n = len(self.response_ids)
+        lengths = (len(self.response_mask), len(self.rollout_log_probs), len(self.weight_versions))
+        if any(length != n for length in lengths):
+            raise ValueError(f"trajectory lists differ in length: response_ids {n}, mask/log-probs/versions {lengths}")
+        if not self.prompt_ids:
+            raise ValueError("trajectory without prompt tokens")
+        if not any(self.response_mask):
+            raise ValueError(f"trajectory of {n} response tokens without a sampled one")
+        for i, (mask, version) in enumerate(zip(self.response_mask, self.weight_versions, strict=True)):
+            if mask not in (0, 1) or (mask == 1) != (version >= 0):
+                raise ValueError(f"response token {i}: mask {mask} with weight version {version}")

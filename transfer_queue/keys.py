@@ -1,0 +1,35 @@
+"""The one place where keys are made and split.
+
+A prompt group has key `{uid}`; a trajectory row has key `{uid}_{session}_{index}`: session is which of the n
+samples of the prompt, index is which output of that session.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from transfer_queue.errors import Invalid
+
+
+class RowKey(NamedTuple):
+    uid: str
+    session: int
+    index: int
+
+
+def row_key(uid: str, session: int, index: int = 0) -> str:
+    """The key of output `index` of session `session` of prompt group `uid`."""
+    return f"{uid}_{session}_{index}"
+
+
+def split_row_key(key: str) -> RowKey:
+    """The parts of a trajectory row's key. Raises Invalid for a key that is none."""
+    parts = key.rsplit("_", 2)
+    if len(parts) != 3 or not parts[0] or not parts[1].isdigit() or not parts[2].isdigit():
+        raise Invalid(f"{key!r} is not a trajectory key; expected '<uid>_<session>_<index>'")
+    return RowKey(parts[0], int(parts[1]), int(parts[2]))
+
+
+def prompt_uid(epoch: int, position: int) -> str:
+    """The uid of the prompt at `position` of the shuffled dataset in `epoch`: the same after every restart."""
+    return f"e{epoch}p{position:07d}"

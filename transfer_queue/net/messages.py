@@ -1,0 +1,462 @@
+"""Everything that crosses a socket of the control plane or stands in the journal.
+
+Each struct is tagged, versioned by `VERSION`, and refuses unknown fields. A `Mutation` changes the ledger: the journal
+is the sequence of accepted mutations, so replaying it gives the ledger again. Bulk bytes never travel here:
+they lie in segments, and a message names them by `Block`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+VERSION = 1
+
+Tag = dict[str, Any]
+"""Small per-row metadata of plain scalars and strings (`status`, `score`, `response_len`, ...)."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all structs here."""
+
+
+# --- values ---------------------------------------------------------------------------------------------------
+
+
+class Token(Message, array_like=True):
+    """A fencing token: strictly increasing within one ledger, `epoch` being the life of the controller."""
+
+    epoch: int
+    counter: int
+
+
+class Block(Message, array_like=True):
+    """One column of one put: `rows` values that lie packed in one segment.
+
+    Layout at `offset`, 64-byte aligned: for kinds "ragged" and "object" first int64 offsets[rows + 1] counted in
+    elements of the values that follow (64-byte aligned again); then the values. For "dense" only the values.
+    `shape` is the shape of a row (dense) or of one element of a row's first dimension (ragged, may be empty).
+    An "object" column is ragged uint8: each row is one msgpack value (storage/objects.py).
+    `digest` is xxh3-64 over all `nbytes`.
+    """
+
+    field: str
+    segment: int
+    offset: int
+    nbytes: int
+    rows: int
+    kind: Literal["dense", "ragged", "object"]
+    dtype: str  # numpy's array-protocol string: "<i8", "<f4", "|u1", ...; bfloat16 is "bfloat16"
+    shape: tuple[int, ...]
+    digest: int
+
+
+class UnitInfo(Message):
+    """Where a storage unit keeps its segments and answers remote reads. Segment file: f"{segment:016x}.seg"."""
+
+    unit: int
+    directory: str
+    endpoint: str
+    nonce: str  # a client that can read `directory/nonce` with this content is on the same node
+
+
+class Segment(Message, array_like=True):
+    """A segment granted to one writer, which bump-allocates in it."""
+
+    segment: int
+    unit: int
+    nbytes: int
+
+
+class GroupSpec(Message):
+    """A prompt group at admission: n sessions wanted, ready once at least `min_sessions` of them succeeded."""
+
+    uid: str
+    n: int
+    order: int  # dispatch order; oldest first wherever a choice is made
+    min_sessions: int = 0  # 0 means n
+    tag: Tag = {}
+
+
+class SessionClose(Message):
+    """The end of one session: its rows (committed in the same message or before), or why it failed."""
+
+    uid: str
+    session: int
+    rows: list[str]
+    failed: str = ""
+
+
+class TaskSpec(Message):
+    """A consumer of groups.
+
+    stage "prompt": leases admitted groups whose sessions are not all closed (the generators).
+    stage "rows": leases groups that are ready and whose rows all have `fields`; its ack ends the group.
+    bind "clock": the lease expires `ttl` seconds after grant or renewal, by the controller's monotonic clock.
+    bind "incarnation": the lease lasts until the trainer's next incarnation (OpenTrainer).
+    """
+
+    name: str
+    stage: Literal["prompt", "rows"]
+    bind: Literal["clock", "incarnation"] = "clock"
+    ttl: float = 15.0
+    fields: list[str] = []
+    max_deliver: int = 3
+
+
+GroupState = Literal["pending", "generating", "ready", "training", "trained", "dropped", "dead"]
+
+
+class Row(Message):
+    key: str
+    tag: Tag
+
+
+class Group(Message):
+    """A group as readers see it. `rows` are listed from state "ready" on; `sessions` are the closed ones."""
+
+    uid: str
+    state: GroupState
+    n: int
+    order: int
+    tag: Tag
+    attempt: int = 0
+    rows: list[Row] = []
+    sessions: list[int] = []
+    reason: str = ""
+
+
+# --- mutations ------------------------------------------------------------------------------------------------
+
+
+class OpenPartition(Message, tag=True):
+    """Declare a partition, its tasks and its credit; again with the same tasks only changes the credit."""
+
+    partition: str
+    tasks: list[TaskSpec] = []
+    max_groups: int = 0  # outstanding (not terminal) groups; 0 = no bound
+    max_bytes: int = 0  # live bytes; 0 = no bound
+
+
+class Admit(Message, tag=True):
+    """Take credit for prompt groups and store their prompt columns (row i = group i, key = uid).
+
+    Idempotent by uid. Waits for credit until `wait` seconds have passed, then Failed(queue_full).
+    """
+
+    partition: str
+    groups: list[GroupSpec]
+    blocks: list[Block] = []
+    wait: float = 0.0
+
+
+class Commit(Message, tag=True):
+    """Rows, tags and session ends appear together or not at all. Upsert per (key, field); tags merge."""
+
+    partition: str
+    keys: list[str]
+    blocks: list[Block] = []
+    tags: list[Tag] | None = None
+    token: Token | None = None  # checked when given: Fenced if the lease is no longer held
+    closes: list[SessionClose] = []
+    sealed: list[int] = []  # segments that this writer has finished with
+    want: int = 0  # bytes of further segments wanted in the reply
+
+
+class Clear(Message, tag=True):
+    partition: str
+    keys: list[str]
+
+
+class Lease(Message, tag=True):
+    """Up to `groups` whole groups, oldest order first, or exactly `uids` (all or NotFound). Waits for at least one."""
+
+    partition: str
+    task: str
+    holder: str
+    groups: int = 0
+    uids: list[str] = []
+    wait: float = 0.0
+
+
+class Renew(Message, tag=True):
+    partition: str
+    token: Token
+
+
+class Ack(Message, tag=True):
+    """The groups are done. For a "rows" task they are trained in `step`, and become final with CommitStep(>= step)."""
+
+    partition: str
+    token: Token
+    uids: list[str]
+    step: int = 0
+
+
+class Nack(Message, tag=True):
+    """Give groups back. `poison` counts toward max_deliver and then the dead letters; lost infrastructure does not."""
+
+    partition: str
+    token: Token
+    uids: list[str]
+    reason: str = ""
+    poison: bool = False
+
+
+class Drop(Message, tag=True):
+    """End groups as dropped (stale | filtered | failed ...), whatever state they are in; leases on them are fenced."""
+
+    partition: str
+    uids: list[str]
+    reason: str
+
+
+class ReleaseHolder(Message, tag=True):
+    """`holder` is dead: its leases end, its groups go back under a new attempt."""
+
+    holder: str
+
+
+class Expire(Message, tag=True):
+    """Written by the controller's own timer."""
+
+
+class OpenTrainer(Message, tag=True):
+    """A new incarnation of the trainer, restored to `step` (0: from scratch): fences the older one.
+
+    Groups leased by "incarnation" tasks or acked after `step` are ready again; groups with a row whose
+    tag `max_global_steps` exceeds `step` lose their rows and are issued again; clock leases are released.
+    """
+
+    partition: str
+    step: int
+
+
+class CommitStep(Message, tag=True):
+    """The checkpoint of `step` is on disk: what was acked up to it is final and its bytes may go."""
+
+    partition: str
+    step: int
+
+
+Mutation = (
+    OpenPartition | Admit | Commit | Clear | Lease | Renew | Ack | Nack | Drop | ReleaseHolder | Expire | OpenTrainer | CommitStep
+)
+
+
+# --- the rest of the requests ----------------------------------------------------------------------------------
+
+
+class Hello(Message, tag=True):
+    """First message of a client. `pid` lets a controller on the same host notice its death at once."""
+
+    version: int
+    run: str
+    key: str
+    name: str
+    pid: int = 0
+    host: str = ""
+
+
+class Bye(Message, tag=True):
+    pass
+
+
+class Lookup(Message, tag=True):
+    """Where the rows lie. fields None = all fields that every row has. Missing keys are left out of the answer."""
+
+    partition: str
+    keys: list[str]
+    fields: list[str] | None = None
+
+
+class ListKeys(Message, tag=True):
+    partition: str | None = None
+
+
+class Watch(Message, tag=True):
+    """Changes of groups after sequence number `since`; waits for at least one. since -1 = a snapshot at once."""
+
+    partition: str
+    since: int
+    wait: float = 0.0
+
+
+class Stats(Message, tag=True):
+    pass
+
+
+class SegmentRequest(Message, tag=True):
+    nbytes: int
+    wait: float = 0.0
+
+
+class RegisterUnit(Message, tag=True):
+    """A unit starts, or the controller came back: what it holds. Answer: Keep."""
+
+    info: UnitInfo
+    segment_bytes: int
+    budget: int
+    inventory: list[tuple[int, int]]  # (segment, nbytes)
+
+
+class SegmentsMade(Message, tag=True):
+    """Answer of a unit to MakeSegments."""
+
+    unit: int
+    segments: list[Segment]
+    error: str = ""
+
+
+Query = Hello | Bye | Lookup | ListKeys | Watch | Stats | SegmentRequest | RegisterUnit | SegmentsMade
+
+
+# --- replies ----------------------------------------------------------------------------------------------------
+
+
+class Ok(Message, tag=True):
+    pass
+
+
+class Failed(Message, tag=True):
+    code: str
+    message: str
+    retry_after: float = 0.0
+
+
+class Welcome(Message, tag=True):
+    epoch: int
+    units: list[UnitInfo]
+
+
+class Committed(Message, tag=True):
+    tags: list[Tag]  # merged, in the order of the keys
+    fields: list[str]  # all fields the rows have in common, sorted
+    grants: list[Segment] = []
+
+
+class FieldPlace(Message, array_like=True):
+    """Where one field of the rows asked lies: int32 little-endian arrays, one entry a row."""
+
+    field: str
+    block: bytes  # index into Located.blocks
+    index: bytes  # row within the block
+
+
+class Located(Message, tag=True):
+    keys: list[str]
+    tags: list[Tag]
+    blocks: list[Block]
+    places: list[FieldPlace]
+    units: list[UnitInfo] = []
+
+
+class Leased(Message, tag=True):
+    """`token` covers all groups of this grant. Prompt-stage groups tell by `sessions` what is already closed."""
+
+    token: Token
+    groups: list[Group]
+    ttl: float = 0.0  # 0: bound to the incarnation
+
+
+class Listing(Message, tag=True):
+    partitions: dict[str, dict[str, Tag]]
+
+
+class Changes(Message, tag=True):
+    """`seq` is the number to ask with next. `snapshot` means the groups are all live ones, not changes (a gap)."""
+
+    seq: int
+    groups: list[Group]
+    depth: dict[str, int]
+    snapshot: bool = False
+
+
+class PartitionStats(Message):
+    depth: dict[str, int]  # groups by state; terminal states count since the start
+    rows: int
+    nbytes: int  # live bytes
+    next_order: int  # one more than the highest order ever admitted
+    dropped: dict[str, int]  # by reason
+    redelivered: int
+    dead: dict[str, str]  # uid -> reason
+    oldest_age: dict[str, float]  # by state, seconds
+    outstanding: list[int]  # orders of the groups that are not terminal
+    max_groups: int = 0
+
+
+class UnitStats(Message):
+    unit: int
+    alive: bool
+    used: int
+    budget: int
+    segments: int
+
+
+class QueueStats(Message, tag=True):
+    epoch: int
+    partitions: dict[str, PartitionStats]
+    units: list[UnitStats]
+    clients: int
+
+
+class Granted(Message, tag=True):
+    segments: list[Segment]
+
+
+class Restored(Message, tag=True):
+    """Answer to OpenTrainer."""
+
+    incarnation: int
+    reissued: list[str]
+    ready: list[str]
+    next_order: int
+
+
+class Keep(Message, tag=True):
+    """Answer to RegisterUnit: segments with live rows; the unit unlinks the rest of its inventory."""
+
+    segments: list[int]
+
+
+Reply = Ok | Failed | Welcome | Committed | Located | Leased | Listing | Changes | QueueStats | Granted | Restored | Keep
+
+
+# --- pushed from the controller to a unit ------------------------------------------------------------------------
+
+
+class MakeSegments(Message, tag=True):
+    count: int
+    nbytes: int
+
+
+class FreeSegments(Message, tag=True):
+    segments: list[int]
+
+
+Push = MakeSegments | FreeSegments
+
+
+class Request(Message, array_like=True):
+    """One request frame. `id` is unique per client and increasing, and the same on a retry."""
+
+    id: int
+    body: Mutation | Query
+
+
+class Response(Message, array_like=True):
+    """One frame from the controller. `id` 0 is a Push."""
+
+    id: int
+    body: Reply | Push
+
+
+class Record(Message, array_like=True):
+    """One journal entry: the mutation, when it was applied (controller's monotonic clock) and for which request."""
+
+    seq: int
+    now: float
+    client: str
+    request: int
+    mutation: Mutation
