@@ -1,0 +1,114 @@
+"""The one table of all events: what a process of a run may write to the event log, and with which fields.
+
+Views (terminal, Prometheus, overlap accounting, later the dashboard and the trace) know events by these names only.
+`check_events` makes an unknown name, or a missing field, an error; tests run it over the log of a whole run.
+
+Times are seconds. A *span* has a start and an end and is written when it ends; an announced span also writes a
+`begin` line when it starts, so that a stall and a crash show what was under way. A *counter* is a sampled number:
+a level (`queue_groups`) or a running total (`server_tokens`). A *state* is a fact that holds until the next one of
+the same name and labels. *metrics* is the dictionary of one training step, the same as its line of metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from streamrl.monitor.events import Event
+
+Kind = Literal["process", "begin", "span", "counter", "state", "metrics"]
+
+
+class EventSpec(NamedTuple):
+    """One row of the table. `fields` are required (labels, for counters and states); more may be given."""
+
+    kind: Kind
+    name: str
+    writer: str
+    fields: tuple[str, ...]
+    help: str
+    announced: bool = False
+
+
+def _span(name: str, writer: str, fields: tuple[str, ...], help: str, announced: bool = True) -> EventSpec:
+    return EventSpec("span", name, writer, fields, help, announced)
+
+
+TABLE: tuple[EventSpec, ...] = (
+    # The trainer's step. Consecutive steps touch: the next one starts when the last one ended.
+    _span("step", "trainer", ("step", "groups", "samples", "dropped"),
+          "One training step: prompt groups and samples trained, groups dropped since the last step."),
+    # What the trainer waits for, inside (or between) steps.
+    _span("wait_data", "trainer", ("step",), "Nothing is ready."),
+    _span("wait_order", "trainer", ("step",), "Groups are ready, but held back by dispatch order or the age policy."),
+    _span("hand_off", "trainer", ("step",), "From taking groups to the workers starting on them: lease and dispatch."),
+    _span("publish", "trainer", ("version",),
+          "Weight sync: from the first byte written until every server serves the version. "
+          "Also `bytes`, `generation_stalled` (seconds in which generation stood still)."),
+    _span("checkpoint", "trainer", ("step",), "The trainer writes a checkpoint."),
+    _span("validate", "trainer", ("step",), "Validation; also `when` (before, during, after)."),
+    # What the trainer's devices do. Everything else in a step is lost time.
+    _span("old_log_prob", "trainer", ("step",), "Log-probs of the rows under pi_old."),
+    _span("advantage", "trainer", ("step",), "Advantages, in the trainer process."),
+    _span("train", "trainer", ("step",), "Forward, backward and optimizer step of a mini-batch; also `rows`, `tokens`."),
+    # Generation.
+    _span("session", "agent worker", ("uid", "session", "status"),
+          "One session of a prompt group. Also `tokens` (sampled), `turns`, `engine_seconds` (holding a slot), "
+          "`queue_seconds` (waiting for one), `tool_seconds`, `score`, `reason` (when failed).", announced=False),
+    _span("tool", "agent worker", ("tool",), "One tool call; also `uid`, `session`.", announced=False),
+    EventSpec("counter", "server_running", "trainer", ("server",), "Requests in a slot."),
+    EventSpec("counter", "server_waiting", "trainer", ("server",), "Requests waiting for a slot."),
+    EventSpec("counter", "server_slots", "trainer", ("server",), "Slots of the server."),
+    EventSpec("counter", "server_tokens", "trainer", ("server",), "Tokens generated since the server started."),
+    EventSpec("counter", "server_busy_seconds", "trainer", ("server",),
+              "Time with at least one running request, since the server started."),
+    EventSpec("counter", "weight_version", "trainer", ("role", "engine"),
+              "Version held by the trainer (role=trainer, engine='') and by each server (role=rollout)."),
+    # The queue.
+    EventSpec("counter", "queue_groups", "trainer", ("partition", "state"),
+              "Prompt groups by state; terminal states count since the start."),
+    EventSpec("counter", "queue_bytes", "trainer", ("partition",), "Live bytes."),
+    # The run.
+    EventSpec("metrics", "step_metrics", "trainer", (), "The metrics of one step; `value` is the step."),
+    EventSpec("state", "run", "trainer", (), "starting, validating, training, finished, interrupted or failed."),
+    EventSpec("state", "total_steps", "trainer", (), "Steps that this run will have."),
+    EventSpec("state", "restart", "any", ("role",), "A process was started again; `value` says which and why."),
+    EventSpec("state", "dropped", "trainer", ("uid", "reason"), "A prompt group was dropped; `value` is its state before."),
+)
+
+EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in TABLE}
+
+TRAIN_SPANS = ("train", "old_log_prob", "advantage")
+"""Time in these is training; all other time of a step is lost to a cause."""
+
+CAUSE_OF_SPAN = {
+    "wait_data": "wait_data",
+    "wait_order": "wait_order",
+    "publish": "sync",
+    "hand_off": "hand_off",
+    "checkpoint": "checkpoint",
+    "validate": "validation",
+}
+"""The cause under which the time of a span counts as lost."""
+
+
+def check_events(events: Iterable[Event]) -> int:
+    """How many events there are. Raises ValueError for a name, kind or missing field that the table does not know."""
+    count = 0
+    for event in events:
+        count += 1
+        if event.kind == "process":
+            continue
+        spec = EVENTS.get(event.name)
+        if spec is None:
+            near = get_close_matches(event.name, EVENTS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"event {event.name!r} of process {event.process!r} is not in monitor/schema.py{hint}")
+        if event.kind != spec.kind and not (event.kind == "begin" and spec.kind == "span"):
+            raise ValueError(f"event {event.name!r} is a {spec.kind}, but was written as a {event.kind}")
+        missing = [f for f in spec.fields if f not in event.fields] if event.kind != "begin" else []
+        if missing:
+            raise ValueError(f"{event.kind} {event.name!r} of process {event.process!r} lacks the fields {missing}")
+    return count
