@@ -1,0 +1,141 @@
+"""Segments and arenas: where bytes go, and how a reader knows that they are still the ones committed."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from transfer_queue.errors import Corrupt, Invalid, SegmentGone
+from transfer_queue.net.messages import Block, Segment
+from transfer_queue.storage.arena import ReadArena, WriteArena, fill
+from transfer_queue.storage.columns import Column, read_block
+from transfer_queue.storage.segments import make_file, map_segment, segment_file, segment_id, segment_of, unit_of
+
+SIZE = 4096
+
+
+def make(directory, *segments: int, nbytes: int = SIZE) -> list[Segment]:
+    for segment in segments:
+        make_file(directory / segment_file(segment), nbytes)
+    return [Segment(segment, unit_of(segment), nbytes) for segment in segments]
+
+
+def writer(directory) -> WriteArena:
+    return WriteArena(lambda s: map_segment(str(directory), s.segment, write=True).data)
+
+
+def reader(directory) -> ReadArena:
+    return ReadArena(lambda s: map_segment(str(directory), s))
+
+
+def write_one(directory, values: np.ndarray, segment: int = 1) -> Block:
+    arena = writer(directory)
+    arena.add(make(directory, segment))
+    column = Column.ragged([values])
+    (extent,) = arena.place([column.nbytes])
+    return fill(extent, "responses", column)
+
+
+def test_a_segment_id_names_its_unit_and_its_file():
+    segment = segment_id(5, 7, 9)
+    assert unit_of(segment) == 5 and segment_of(segment_file(segment)) == segment
+    assert segment_of("../../etc/passwd") is None and segment_of("x" * 16 + ".seg") is None
+    with pytest.raises(Invalid):
+        segment_file(-1)
+
+
+def test_a_segment_file_is_private_and_wholly_allocated(tmp_path):
+    make(tmp_path, 1)
+    info = os.stat(tmp_path / segment_file(1))
+    assert stat.S_IMODE(info.st_mode) == 0o600 and info.st_blocks * 512 >= SIZE
+
+
+def test_a_segment_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / "secret").write_bytes(b"x" * 64)
+    os.symlink(tmp_path / "secret", tmp_path / segment_file(1))
+    with pytest.raises(OSError, match="symbolic links"):
+        map_segment(str(tmp_path), 1)
+
+
+def test_what_is_placed_and_filled_reads_back(tmp_path):
+    block = write_one(tmp_path, np.arange(10))
+    data = reader(tmp_path).block(block)
+    assert read_block(block, data)[0].tolist() == list(range(10))
+    assert not data.flags.writeable
+
+
+def test_extents_are_aligned_and_never_overlap(tmp_path):
+    arena = writer(tmp_path)
+    arena.add(make(tmp_path, 1, 2))
+    places = [extent for sizes in ([100, 1, 700], [3000], [500]) for extent in arena.place(sizes)]
+    spans = sorted((e.segment, e.offset, e.offset + len(e.data)) for e in places)
+    assert all(offset % 64 == 0 for _, offset, _ in spans)
+    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:], strict=False))
+
+
+def test_a_put_that_does_not_fit_allocates_nothing_and_says_what_is_missing(tmp_path):
+    arena = writer(tmp_path)
+    arena.add(make(tmp_path, 1))
+    assert arena.place([1000, SIZE]) == SIZE
+    assert arena.room() == SIZE
+
+
+def test_a_finished_segment_is_sealed_only_when_nothing_of_it_is_being_written(tmp_path):
+    arena = writer(tmp_path)
+    arena.add(make(tmp_path, 1, 2))
+    first = arena.place([SIZE // 2])
+    arena.settle(arena.place([SIZE]))
+    assert arena.sealed() == []
+    arena.settle(first)
+    assert arena.sealed() == [1]
+    assert arena.sealed() == []
+
+
+def test_a_grant_whose_file_is_gone_is_skipped(tmp_path):
+    arena = writer(tmp_path)
+    arena.add([Segment(3, 0, SIZE)])
+    assert arena.room() == 0
+
+
+def test_a_flipped_bit_is_corrupt(tmp_path):
+    block = write_one(tmp_path, np.arange(10))
+    map_segment(str(tmp_path), 1, write=True).data[block.offset + 70] ^= 1
+    with pytest.raises(Corrupt, match="digest"):
+        reader(tmp_path).block(block)
+
+
+def test_a_block_outside_its_segment_is_corrupt(tmp_path):
+    block = write_one(tmp_path, np.arange(10))
+    beyond = Block("f", 1, SIZE - 64, 128, *tuple(getattr(block, f) for f in ("rows", "kind", "dtype", "shape", "digest")))
+    with pytest.raises(Corrupt, match="outside segment"):
+        reader(tmp_path).block(beyond)
+
+
+def test_a_segment_reused_under_a_new_id_during_a_read_is_noticed(tmp_path):
+    block = write_one(tmp_path, np.arange(10))
+    arena = reader(tmp_path)
+    arena.block(block)
+    arena.check([block])
+    os.rename(tmp_path / segment_file(1), tmp_path / segment_file(2))
+    with pytest.raises(SegmentGone, match="freed during the read"):
+        arena.check([block])
+
+
+def test_a_sweep_lets_go_of_segments_that_are_gone(tmp_path):
+    block = write_one(tmp_path, np.arange(10))
+    arena = reader(tmp_path)
+    arena.block(block)
+    os.unlink(tmp_path / segment_file(1))
+    arena.sweep()
+    with pytest.raises(SegmentGone):
+        arena.block(block)
+
+
+@pytest.mark.parametrize("error", [FileExistsError])
+def test_a_segment_is_never_made_over_an_existing_file(tmp_path, error):
+    make(tmp_path, 1)
+    with pytest.raises(error):
+        make(tmp_path, 1)

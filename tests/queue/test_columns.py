@@ -1,0 +1,117 @@
+"""Columns: packing, gathering, and the layout in a block."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_queue.errors import Corrupt, Invalid
+from transfer_queue.net.messages import Block
+from transfer_queue.storage.arena import Extent, fill
+from transfer_queue.storage.columns import DTYPES, Column, read_block
+from transfer_queue.storage.convert import as_column, as_columns
+
+RAGGED = [np.array([1, 2, 3]), np.array([], dtype=np.int64), np.array([4])]
+
+
+def block_of(column: Column) -> tuple[Block, np.ndarray]:
+    data = np.full(column.nbytes, 0xAB, np.uint8)
+    return fill(Extent(0, 0, data), "f", column), data
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Column.dense(np.arange(6, dtype=np.float32).reshape(2, 3)), Column.dense(np.arange(4)), Column.ragged(RAGGED),
+        Column.ragged([np.ones((2, 3), np.float16), np.zeros((0, 3), np.float16)]), Column.dense(np.zeros((3, 0))),
+        Column.objects(["a", {"b": 1}, None]), Column.ragged([np.zeros(0)]), Column.dense(np.array([True, False])),
+    ],
+)  # fmt: skip
+def test_a_column_reads_back_from_its_block(column):
+    block, data = block_of(column)
+    back = read_block(block, data)
+    assert (back.kind, back.dtype, back.shape, back.rows) == (column.kind, column.dtype, column.shape, column.rows)
+    assert all(np.array_equal(a, b) for a, b in zip(back.rows_list(), column.rows_list(), strict=True))
+
+
+@given(st.lists(st.lists(st.integers(-(2**31), 2**31), max_size=200), min_size=1, max_size=12), st.data())
+def test_take_gives_the_rows_asked_in_the_order_asked(rows, data):
+    column = Column.ragged([np.array(row, dtype=np.int64) for row in rows])
+    index = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20))
+    assert [row.tolist() for row in column.take(index).rows_list()] == [rows[i] for i in index]
+
+
+def test_take_works_for_dense_long_and_object_rows():
+    assert Column.dense(np.array([[1, 2], [3, 4]])).take([1, 1]).values.tolist() == [[3, 4], [3, 4]]
+    assert Column.objects(["a", "b"]).take([1, 0]).rows_list() == ["b", "a"]
+    long = Column.ragged([np.arange(5000), np.arange(3)]).take([1, 0])
+    assert [len(row) for row in long.rows_list()] == [3, 5000]
+    with pytest.raises(IndexError, match="rows 0..2"):
+        long.take([0, 2])
+
+
+def test_concat_joins_rows_and_refuses_columns_of_another_make():
+    assert [len(r) for r in Column.concat([Column.ragged(RAGGED), Column.ragged(RAGGED[:1])]).rows_list()] == [3, 0, 1, 3]
+    with pytest.raises(Invalid, match="columns differ"):
+        Column.concat([Column.ragged(RAGGED), Column.dense(np.arange(2))])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"rows": 4}, {"rows": 2**60}, {"rows": -1}, {"nbytes": 8}, {"dtype": "<f2", "shape": (1000,)}, {"kind": "dense"},
+        {"shape": (2**62, 2**62)}, {"shape": (-1,)},
+    ],
+)  # fmt: skip
+def test_a_block_that_contradicts_its_bytes_is_corrupt(damage):
+    block, data = block_of(Column.ragged(RAGGED))
+    with pytest.raises(Corrupt):
+        read_block(msgspec.structs.replace(block, **damage), data)
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 2, 4], [0, 3, 3, 5], [1, 3, 3, 4], [0, -1, 3, 4], [0, 2**62, 2**62, 2**62]])
+def test_offsets_that_point_outside_the_values_are_corrupt(offsets):
+    block, data = block_of(Column.ragged(RAGGED))
+    data[:32].view(np.int64)[:] = offsets
+    with pytest.raises(Corrupt, match="offsets"):
+        read_block(block, data)
+
+
+def test_lists_of_arrays_are_ragged_and_other_lists_are_objects():
+    assert as_column("f", [np.zeros(2), np.zeros(2)]).kind == "ragged"
+    assert as_column("f", [np.zeros(2), np.zeros(2, np.float32)]).kind == "object"
+    assert as_column("f", [1, 2]).kind == "object"
+    assert as_column("f", np.array(["a", "b"])).rows_list() == ["a", "b"]
+
+
+def test_a_column_of_the_wrong_length_or_kind_is_refused_by_field():
+    with pytest.raises(Invalid, match="'responses' has 3 rows for 2 keys"):
+        as_columns({"responses": RAGGED}, 2)
+    with pytest.raises(Invalid, match="'x' is a dict"):
+        as_column("x", {})
+    with pytest.raises(Invalid, match="'x'.*not storable"):
+        as_column("x", np.zeros(2, dtype="<M8[s]"))
+    with pytest.raises(TypeError, match="field 'x' row 1"):
+        as_column("x", [1, {2}])
+
+
+def test_torch_tensors_dense_jagged_and_strided_nested_become_columns():
+    torch = pytest.importorskip("torch")
+    assert as_column("f", torch.ones(2, 3)).shape == (3,)
+    rows = [torch.arange(3), torch.arange(1)]
+    for nested in (torch.nested.as_nested_tensor(rows, layout=torch.jagged), torch.nested.as_nested_tensor(rows), rows):
+        column = as_column("f", nested)
+        assert column.kind == "ragged" and [r.tolist() for r in column.rows_list()] == [[0, 1, 2], [0]]
+    bf16 = as_column("f", torch.ones(2, 2, dtype=torch.bfloat16))
+    assert bf16.dtype == "bfloat16" and bf16.values.dtype == np.uint16 and read_block(*block_of(bf16)).dtype == "bfloat16"
+    with pytest.raises(Invalid, match="float8"):
+        as_column("f", torch.ones(2).to(torch.float8_e4m3fn))
+
+
+def test_big_endian_values_are_stored_little_endian():
+    column = as_column("f", np.array([1, 2], dtype=">i4"))
+    assert column.dtype == "<i4" and column.values.tolist() == [1, 2]
+    assert "<i4" in DTYPES

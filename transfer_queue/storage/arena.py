@@ -1,0 +1,202 @@
+"""Where a client's bytes go and come from: a write arena of granted segments, and a cache of read mappings.
+
+    put: place(sizes) -> extents, copy columns into them, commit, settle(extents); finished segments -> sealed()
+    get: block(b) -> its bytes in the mapping, copy rows out, check(blocks) that no segment was reused meanwhile
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from transfer_queue.errors import Corrupt, SegmentGone
+from transfer_queue.net.messages import Block, Segment
+from transfer_queue.storage.columns import Column, aligned
+from transfer_queue.storage.segments import Mapping, unit_of
+
+MAX_MAPPINGS = 1024
+"""Read mappings kept; the kernel allows 65530 per process."""
+
+MAX_VERIFIED = 65536
+"""Blocks whose digest this process remembers to have checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A place in a granted segment: `data` is the mapping itself, or a private buffer that must be sent to the unit."""
+
+    segment: int
+    offset: int
+    data: np.ndarray
+
+
+@dataclass(slots=True)
+class _Granted:
+    segment: Segment
+    data: np.ndarray | None  # None: this client cannot map it
+    used: int = 0
+    unsettled: int = 0
+
+    def room(self) -> int:
+        return self.segment.nbytes - self.used
+
+
+class WriteArena:
+    """Bump allocation in the segments granted to one writer.
+
+    A segment that a block did not fit is finished: it is reported by `sealed` once nothing of it is being written,
+    and its tail is never used. Allocated space is not given back; it goes with its segment.
+    """
+
+    def __init__(self, open_segment: Callable[[Segment], np.ndarray | None]) -> None:
+        self._open = open_segment
+        self._granted: list[_Granted] = []
+        self._finished: list[_Granted] = []
+
+    def add(self, segments: Iterable[Segment]) -> None:
+        """Use further segments. One that is already gone again is skipped."""
+        for segment in segments:
+            try:
+                self._granted.append(_Granted(segment, self._open(segment)))
+            except SegmentGone:
+                continue
+
+    def room(self) -> int:
+        """Bytes left over all segments (an upper bound for what fits)."""
+        return sum(g.room() for g in self._granted)
+
+    def place(self, sizes: Sequence[int]) -> list[Extent] | int:
+        """One extent per size, 64-byte aligned; or, with nothing allocated, how many bytes one more segment needs."""
+        plan: list[tuple[_Granted, int]] = []
+        used = {id(g): g.used for g in self._granted}
+        for at, size in enumerate(sizes):
+            granted = next((g for g in self._granted if g.segment.nbytes - used[id(g)] >= size), None)
+            if granted is None:
+                return self._missing(sizes[at:])
+            plan.append((granted, used[id(granted)]))
+            used[id(granted)] += aligned(size)
+        extents = [self._take(g, offset, size) for (g, offset), size in zip(plan, sizes, strict=True)]
+        if extents:
+            self._finish_before(plan[-1][0])
+        return extents
+
+    def settle(self, extents: Iterable[Extent]) -> None:
+        """What was placed here is committed, or given up."""
+        by_segment = {g.segment.segment: g for g in (*self._granted, *self._finished)}
+        for extent in extents:
+            granted = by_segment.get(extent.segment)
+            if granted is not None:
+                granted.unsettled -= 1
+
+    def sealed(self) -> list[int]:
+        """Segments this writer has finished with since the last call."""
+        done = [g for g in self._finished if g.unsettled == 0]
+        self._finished = [g for g in self._finished if g.unsettled]
+        return [g.segment.segment for g in done]
+
+    def forget(self) -> None:
+        """Never use the present segments again: their unit or the controller restarted. Without sealing them."""
+        self._granted.clear()
+        self._finished.clear()
+
+    def _take(self, granted: _Granted, offset: int, size: int) -> Extent:
+        granted.used = offset + aligned(size)
+        granted.unsettled += 1
+        memory = granted.data
+        data = np.empty(size, np.uint8) if memory is None else memory[offset : offset + size]
+        return Extent(granted.segment.segment, offset, data)
+
+    def _finish_before(self, current: _Granted) -> None:
+        """Segments older than the one that took the last block are full enough."""
+        at = self._granted.index(current)
+        self._finished += self._granted[:at]
+        del self._granted[:at]
+
+    @staticmethod
+    def _missing(sizes: Sequence[int]) -> int:
+        return max(sum(aligned(s) for s in sizes), 1)
+
+
+class ReadArena:
+    """Read mappings of segments, checked blocks, and nothing else. All arrays returned are read-only."""
+
+    def __init__(self, open_segment: Callable[[int], Mapping]) -> None:
+        self._open = open_segment
+        self._mappings: OrderedDict[int, Mapping] = OrderedDict()
+        self._verified: OrderedDict[tuple[int, int, int], None] = OrderedDict()
+
+    def block(self, block: Block) -> np.ndarray:
+        """The bytes of `block`. Raises SegmentGone or Corrupt (outside its segment, or another digest)."""
+        mapping = self._mappings.get(block.segment)
+        if mapping is None:
+            mapping = self._map(block.segment)
+        self._mappings.move_to_end(block.segment)
+        if block.offset < 0 or block.nbytes < 0 or block.offset + block.nbytes > len(mapping.data):
+            raise Corrupt(f"block of {block.field!r} lies outside segment {block.segment:016x}")
+        data = mapping.data[block.offset : block.offset + block.nbytes]
+        key = (block.segment, block.offset, block.digest)
+        if key not in self._verified:
+            try:
+                verify(block, data)
+            except Corrupt:
+                self.check([block])
+                raise
+            self._verified[key] = None
+            if len(self._verified) > MAX_VERIFIED:
+                self._verified.popitem(last=False)
+        return data
+
+    def check(self, blocks: Iterable[Block]) -> None:
+        """Raise SegmentGone if a segment was freed since it was mapped: what was copied may be other bytes."""
+        for segment in {block.segment for block in blocks}:
+            mapping = self._mappings.get(segment)
+            if mapping is None or not mapping.stands():
+                self._drop(segment)
+                raise SegmentGone(f"segment {segment:016x} of unit {unit_of(segment)} was freed during the read")
+
+    def sweep(self) -> None:
+        """Let go of mappings whose file is gone, so that their memory is too."""
+        for segment in [s for s, mapping in self._mappings.items() if not mapping.stands()]:
+            self._drop(segment)
+
+    def close(self) -> None:
+        self._mappings.clear()
+        self._verified.clear()
+
+    def _map(self, segment: int) -> Mapping:
+        self.sweep()
+        mapping = self._mappings[segment] = self._open(segment)
+        if len(self._mappings) > MAX_MAPPINGS:
+            self._mappings.popitem(last=False)
+        return mapping
+
+    def _drop(self, segment: int) -> None:
+        self._mappings.pop(segment, None)
+
+
+def digest(data: np.ndarray) -> int:
+    """xxh3-64 of a block's bytes."""
+    return xxhash.xxh3_64_intdigest(memoryview(data))
+
+
+def verify(block: Block, data: np.ndarray) -> None:
+    """Raise Corrupt if `data` are not the bytes that were committed as `block`."""
+    found = digest(data)
+    if found != block.digest:
+        raise Corrupt(
+            f"block of {block.field!r} at {block.offset} in segment {block.segment:016x}: digest {found:016x}, "
+            f"committed was {block.digest:016x}; the stored bytes were changed"
+        )
+
+
+def fill(extent: Extent, field: str, column: Column) -> Block:
+    """Copy `column` to its place: the block that names it."""
+    column.write_to(extent.data)
+    return Block(
+        field=field, segment=extent.segment, offset=extent.offset, nbytes=len(extent.data), rows=column.rows,
+        kind=column.kind, dtype=column.dtype, shape=column.shape, digest=digest(extent.data),
+    )  # fmt: skip

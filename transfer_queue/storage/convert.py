@@ -1,0 +1,102 @@
+"""What a caller may put, turned into columns. torch is recognised by duck typing and never imported here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.errors import Invalid
+from transfer_queue.storage.columns import BFLOAT16, Column
+
+_OBJECT_STACKS = frozenset({"NonTensorStack", "NonTensorData", "LinkedList"})
+
+
+def as_columns(columns: Mapping[str, Any], rows: int) -> dict[str, Column]:
+    """One column per field. Raises Invalid naming the field whose length is not `rows` or whose dtype is unknown."""
+    result = {}
+    for field, values in columns.items():
+        column = as_column(field, values)
+        if column.rows != rows:
+            raise Invalid(f"field {field!r} has {column.rows} rows for {rows} keys")
+        result[field] = column
+    return result
+
+
+def as_column(field: str, values: Any) -> Column:
+    """A Column, numpy array, list of arrays (ragged), list of other objects, or torch tensor as a column."""
+    if isinstance(values, Column):
+        return values
+    try:
+        if isinstance(values, np.ndarray):
+            return _from_array(field, values)
+        if is_tensor(values):
+            return _from_tensor(field, values)
+        if type(values).__name__ in _OBJECT_STACKS and hasattr(values, "tolist"):
+            return Column.objects(values.tolist(), field=field)
+        if isinstance(values, (list, tuple)):
+            return _from_list(field, values)
+    except Invalid as error:
+        raise Invalid(f"field {field!r}: {error}") from None
+    raise Invalid(
+        f"field {field!r} is a {type(values).__qualname__}; give a Column, a numpy array, a list with one entry per "
+        "row, or a torch tensor"
+    )
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is a torch tensor (nested ones included), told without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _from_array(field: str, array: np.ndarray) -> Column:
+    if array.dtype.kind in "OUSV":
+        return Column.objects(array.tolist(), field=field)
+    return Column.dense(array)
+
+
+def _from_list(field: str, rows: Sequence[Any]) -> Column:
+    if rows and all(type(row) is np.ndarray and row.ndim and row.dtype.kind in "biufc" for row in rows):
+        first = rows[0]
+        if all(row.dtype == first.dtype and row.shape[1:] == first.shape[1:] for row in rows):
+            return Column.ragged(rows)
+    if rows and all(is_tensor(row) and not row.is_nested and row.layout is sys.modules["torch"].strided for row in rows):
+        return _from_tensor_rows(field, rows)
+    return Column.objects(rows, field=field)
+
+
+def _from_tensor(field: str, tensor: Any) -> Column:
+    torch = sys.modules["torch"]
+    if not tensor.is_nested:
+        values, dtype = tensor_values(tensor)
+        return Column.dense(values, dtype=dtype)
+    if tensor.layout is torch.jagged and getattr(tensor, "_ragged_idx", 1) == 1 and tensor.lengths() is None:
+        values, dtype = tensor_values(tensor.values())
+        return Column.from_packed(values, tensor.offsets().cpu().numpy(), dtype=dtype)
+    return _from_tensor_rows(field, tensor.unbind())
+
+
+def _from_tensor_rows(field: str, rows: Sequence[Any]) -> Column:
+    first = rows[0]
+    if any(row.dtype != first.dtype or row.shape[1:] != first.shape[1:] or row.ndim != first.ndim for row in rows):
+        return Column.objects(list(rows), field=field)
+    pairs = [tensor_values(row) for row in rows]
+    dtype = pairs[0][1]
+    if first.ndim == 0:
+        return Column.dense(np.stack([values for values, _ in pairs]), dtype=dtype)
+    return Column.ragged([values for values, _ in pairs], dtype=dtype)
+
+
+def tensor_values(tensor: Any) -> tuple[np.ndarray, str | None]:
+    """A strided tensor as a numpy array (bfloat16 as its bits) and the wire dtype where numpy has no name for it."""
+    torch = sys.modules["torch"]
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16), BFLOAT16
+    try:
+        return tensor.numpy(), None
+    except TypeError:
+        raise Invalid(f"tensors of {tensor.dtype} are not storable") from None

@@ -1,0 +1,143 @@
+"""Python objects as bytes: a value comes back with the same type, or its producer gets a TypeError.
+
+Plain msgpack carries dict (str or int keys), list, str, bytes, bool, int, float and None; extension types carry what
+msgpack would lose: tuples, integers beyond 64 bits, numpy arrays and scalars, torch tensors. Types are matched
+exactly, so a subclass (an Enum, a defaultdict, a numpy float that is also a float) is never flattened silently.
+Nothing is ever unpickled or imported by name; torch is imported only to make a tensor that the bytes hold.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.errors import Corrupt
+
+_TUPLE, _BIG_INT, _ARRAY, _SCALAR, _TENSOR = 1, 2, 3, 4, 5
+
+_ARRAY_KINDS = frozenset("biufcmMUS")
+_PLAIN = frozenset({str, bool, float, type(None), bytes})
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_TORCH_DTYPES = frozenset(
+    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128".split()
+)
+
+
+class _ArrayHead(msgspec.Struct, array_like=True, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_head_decoder = msgspec.msgpack.Decoder(_ArrayHead)
+
+
+def encode_object(value: Any, *, field: str = "value", row: int = 0) -> bytes:
+    """`value` as msgpack. Raises TypeError naming field, row, the path inside the value and the type."""
+    try:
+        return _encoder.encode(_pack(value, ""))
+    except _Unsupported as error:
+        raise TypeError(f"field {field!r} row {row}: {error.args[0]}") from None
+    except RecursionError:
+        raise TypeError(f"field {field!r} row {row}: nested too deeply, or contains itself") from None
+    except (OverflowError, UnicodeEncodeError, ValueError) as error:
+        raise TypeError(f"field {field!r} row {row}: {error}") from None
+
+
+def decode_object(data: bytes | memoryview | np.ndarray) -> Any:
+    """The value again. Raises Corrupt for bytes that `encode_object` cannot have made."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, TypeError, ValueError, OverflowError) as error:
+        raise Corrupt(f"an object of {len(data)} bytes cannot be decoded: {error}") from error
+
+
+class _Unsupported(Exception):
+    pass
+
+
+def _pack(value: Any, path: str) -> Any:
+    """`value`, with what msgpack would lose replaced by extensions (unchanged parts are not copied needlessly)."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        return value if _INT_MIN <= value <= _INT_MAX else msgspec.msgpack.Ext(_BIG_INT, str(value).encode())
+    if kind is dict:
+        return {_key(k, path): _pack(v, f"{path}[{k!r}]") for k, v in value.items()}
+    if kind is list:
+        return [_pack(v, f"{path}[{i}]") for i, v in enumerate(value)]
+    if kind is tuple:
+        items = [_pack(v, f"{path}[{i}]") for i, v in enumerate(value)]
+        return msgspec.msgpack.Ext(_TUPLE, _encoder.encode(items))
+    if kind is np.ndarray:
+        return _pack_array(_ARRAY, value, path)
+    if isinstance(value, np.generic) and kind.__module__ == "numpy":
+        return _pack_array(_SCALAR, np.asarray(value), path)
+    if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+        return _pack_tensor(value, path)
+    raise _Unsupported(
+        f"{kind.__module__}.{kind.__qualname__} at value{path} cannot be stored; use dict, list, tuple, str, bytes, "
+        "bool, int, float, None, numpy arrays or torch tensors"
+    )
+
+
+def _key(key: Any, path: str) -> Any:
+    if type(key) is str or (type(key) is int and _INT_MIN <= key <= _INT_MAX):
+        return key
+    raise _Unsupported(f"dict key {key!r} at value{path} is {type(key).__qualname__}; keys must be str or 64-bit int")
+
+
+def _pack_array(code: int, array: np.ndarray, path: str) -> Any:
+    if array.dtype.kind not in _ARRAY_KINDS:
+        raise _Unsupported(f"numpy dtype {array.dtype} at value{path} cannot be stored")
+    head = _ArrayHead(array.dtype.str, array.shape, array.tobytes())
+    return msgspec.msgpack.Ext(code, _encoder.encode(head))
+
+
+def _pack_tensor(tensor: Any, path: str) -> Any:
+    torch = sys.modules["torch"]
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or tensor.is_nested or name not in _TORCH_DTYPES:
+        raise _Unsupported(f"a {name} tensor with layout {tensor.layout} at value{path} cannot be stored")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    head = _ArrayHead(name, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes())
+    return msgspec.msgpack.Ext(_TENSOR, _encoder.encode(head))
+
+
+def _unpack(code: int, data: memoryview) -> Any:
+    if code == _TUPLE:
+        return tuple(_decoder.decode(data))
+    if code == _BIG_INT:
+        return int(bytes(data).decode("ascii"))
+    if code in (_ARRAY, _SCALAR):
+        array = _unpack_array(_head_decoder.decode(data))
+        return array if code == _ARRAY else array[()]
+    if code == _TENSOR:
+        return _unpack_tensor(_head_decoder.decode(data))
+    raise ValueError(f"unknown extension type {code}")
+
+
+def _unpack_array(head: _ArrayHead) -> np.ndarray:
+    dtype = np.dtype(head.dtype)
+    if dtype.kind not in _ARRAY_KINDS:
+        raise ValueError(f"array dtype {head.dtype!r} is not allowed")
+    return np.frombuffer(bytearray(head.data), dtype=dtype).reshape(head.shape)
+
+
+def _unpack_tensor(head: _ArrayHead) -> Any:
+    if head.dtype not in _TORCH_DTYPES:
+        raise ValueError(f"tensor dtype {head.dtype!r} is not allowed")
+    import torch
+
+    dtype = getattr(torch, head.dtype)
+    if not head.data:
+        return torch.empty(head.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(head.data), dtype=dtype).reshape(head.shape)
+
+
+_decoder = msgspec.msgpack.Decoder(ext_hook=_unpack)
