@@ -1,0 +1,1 @@
+"""How a run is put together: run directories, the Ray runtime and the one-process runtime."""

@@ -1,0 +1,136 @@
+"""Run directories: `runs/<time>-<name>`, with `runs/latest` pointing to the newest.
+
+    config.yaml      the resolved configuration
+    metrics.jsonl    one line per step            batches.jsonl   what was trained, by the trainer's own account
+    events/          one event log per process    summary.json    the outcome, with its `status`
+    checkpoints/     global_step_<k>/             queue/          the queue's journal, keys and address
+    lock             held by the live run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from streamrl.errors import UserError
+
+FINISHED = "finished"
+
+
+class RunDirectoryError(UserError):
+    """A run directory that cannot be used; the message says why and what to do."""
+
+
+@dataclass(slots=True)
+class RunDirectory:
+    """One run's directory, locked by this process. `resumed` tells whether it existed before."""
+
+    path: Path
+    resumed: bool
+    _lock: int
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def batches(self) -> Path:
+        return self.path / "batches.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def queue(self) -> Path:
+        return self.path / "queue"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def release(self) -> None:
+        """Give up the lock."""
+        os.close(self._lock)
+
+
+def status_of(path: Path) -> str:
+    """`status` of the summary: "finished", "interrupted", "failed"; "killed" if the run never wrote one."""
+    try:
+        return str(json.loads((path / "summary.json").read_text())["status"])
+    except (OSError, json.JSONDecodeError, KeyError):
+        return "killed"
+
+
+def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resume_from: Path | None) -> RunDirectory:
+    """The directory to run in: the one to resume, or a new one.
+
+    `auto` resumes the newest run of this name if it did not finish and had the same configuration (apart from the
+    keys that only say how to resume); a run that differs is left alone. Raises RunDirectoryError.
+    """
+    if resume_mode == "resume_path":
+        if resume_from is None or not (resume_from / "config.yaml").is_file():
+            raise RunDirectoryError(f"trainer.resume_from_path={resume_from} is no run directory (it has no config.yaml)")
+        return _lock(resume_from, resumed=True)
+    if resume_mode == "auto":
+        candidate = _newest(runs_dir, name)
+        if candidate is not None and status_of(candidate) != FINISHED and _same(candidate, resolved):
+            try:
+                return _lock(candidate, resumed=True)
+            except RunDirectoryError:
+                pass  # that run is alive: this is another one
+    return _create(runs_dir, name, resolved)
+
+
+def _create(runs_dir: Path, name: str, resolved: str) -> RunDirectory:
+    stem = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(100):
+        path = runs_dir / (f"{stem}-{name}" if attempt == 0 else f"{stem}.{attempt}-{name}")
+        try:
+            path.mkdir(parents=True, mode=0o700)
+            break
+        except FileExistsError:
+            continue
+    else:
+        raise RunDirectoryError(f"{runs_dir} holds 100 runs named {stem}*-{name}; try again in a second")
+    (path / "config.yaml").write_text(resolved)
+    for folder in ("checkpoints", "events", "queue"):
+        (path / folder).mkdir(mode=0o700)
+    link = runs_dir / f".latest.{os.getpid()}"
+    link.symlink_to(path.name)
+    link.replace(runs_dir / "latest")
+    return _lock(path, resumed=False)
+
+
+def _lock(path: Path, *, resumed: bool) -> RunDirectory:
+    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise RunDirectoryError(f"{path} is in use by a live run; stop that one first") from None
+    return RunDirectory(path, resumed, handle)
+
+
+def _newest(runs_dir: Path, name: str) -> Path | None:
+    runs = [p for p in runs_dir.glob(f"*-{name}") if p.is_dir() and not p.is_symlink() and (p / "config.yaml").is_file()]
+    return max(runs, key=lambda p: p.name, default=None)
+
+
+def _same(path: Path, resolved: str) -> bool:
+    return _comparable((path / "config.yaml").read_text()) == _comparable(resolved)
+
+
+def _comparable(text: str) -> object:
+    config = yaml.safe_load(text)
+    if isinstance(config, dict):
+        config.pop("monitor", None)
+        for key in ("resume_mode", "resume_from_path"):
+            config.get("trainer", {}).pop(key, None)
+    return config

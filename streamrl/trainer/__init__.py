@@ -1,0 +1,1 @@
+"""The loop: sample, compare, update, publish; its modes, replay buffer, staleness, validation and checkpoints."""

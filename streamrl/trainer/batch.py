@@ -1,0 +1,66 @@
+"""From leased groups to the references that the ranks get: keys, tags and one advantage per row.
+
+Only scalars pass here (scores, lengths, versions); the tokens stay in the queue.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamrl.algorithms.advantages import grpo
+from streamrl.trainer.replay_buffer import LeasedBatch
+from transfer_queue.metadata import KVBatchMeta
+from transfer_queue.net.messages import Group
+
+
+def group_advantages(groups: list[Group], *, norm_by_std: bool) -> dict[str, float]:
+    """GRPO over the sessions of each group; every row of a session gets the session's advantage.
+
+    A session with several rows has one score: that of its last row (the outcome).
+    """
+    scores: list[float] = []
+    index: list[int] = []
+    members: list[list[str]] = []
+    for number, group in enumerate(groups):
+        sessions: dict[int, list[tuple[str, float]]] = {}
+        for row in group.rows:
+            sessions.setdefault(int(row.tag["session"]), []).append((row.key, float(row.tag["score"])))
+        for rows in sessions.values():
+            scores.append(rows[-1][1])
+            index.append(number)
+            members.append([key for key, _ in rows])
+    values = grpo(np.asarray(scores, np.float64), np.asarray(index, np.int64), norm_by_std=norm_by_std)
+    return {key: float(value) for value, keys in zip(values, members, strict=True) for key in keys}
+
+
+def batch_meta(batch: LeasedBatch, partition: str, extra_info: dict[str, Any]) -> KVBatchMeta:
+    """References to all rows of the batch, in dispatch order."""
+    rows = [row for group in batch.groups for row in group.rows]
+    meta = KVBatchMeta(
+        keys=[row.key for row in rows],
+        tags=[dict(row.tag) for row in rows],
+        partition_id=partition,
+        extra_info=extra_info,
+    )
+    meta.token = batch.token
+    return meta
+
+
+def score_metrics(groups: list[Group]) -> dict[str, float]:
+    """Scalars of a batch under verl's names."""
+    tags = [row.tag for group in groups for row in group.rows]
+    scores = np.array([float(tag["score"]) for tag in tags])
+    lengths = np.array([int(tag["response_len"]) for tag in tags])
+    prompts = np.array([int(tag["prompt_len"]) for tag in tags])
+    spans = np.array([int(tag["max_global_steps"]) - int(tag["min_global_steps"]) for tag in tags])
+    found: dict[str, float] = {"perf/total_num_tokens": float(lengths.sum() + prompts.sum())}
+    for name, values in (
+        ("critic/score", scores),
+        ("response_length", lengths),
+        ("prompt_length", prompts),
+        ("training/off_policy/trajectory_spans", spans),
+    ):
+        found |= {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+    return found

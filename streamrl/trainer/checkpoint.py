@@ -1,0 +1,125 @@
+"""Checkpoints: a directory per step that is either whole or absent.
+
+    checkpoints/global_step_40/
+        actor/          the ranks' shards (streamrl.workers)
+        trainer.json    step, dispatch cursor, outstanding prompts, configuration digest
+        manifest.json   size and digest of every other file; written last, then the directory is renamed into place
+
+The manifest is the truth for the queue's commit position: only after it stands are the rows acked up to its step final.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from streamrl.errors import UserError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used. The message names it, what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What the trainer itself must know to go on."""
+
+    step: int
+    next_order: int
+    outstanding: list[int] = field(default_factory=list)
+    """Dispatch orders issued but neither trained nor dropped at this step: needed when the queue is lost."""
+    validation: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Accuracies measured so far, by label ("before", "step 20")."""
+    format: int = FORMAT
+
+
+class CheckpointStore:
+    """The checkpoints of one run, newest last. `keep` >= 1 of them stay."""
+
+    def __init__(self, directory: Path, *, keep: int = 1) -> None:
+        self.directory = directory
+        self._keep = keep
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, ascending."""
+        found = self.directory.glob(f"global_step_*/{MANIFEST}")
+        return sorted(int(path.parent.name.rsplit("_", 1)[1]) for path in found)
+
+    def path(self, step: int) -> Path:
+        return self.directory / f"global_step_{step}"
+
+    async def save(self, state: TrainerState, save_actor: Callable[[Path], Awaitable[object]]) -> int:
+        """Write a whole checkpoint and drop the ones beyond `keep`; the step up to which acks are now final.
+
+        An error on the way (disk full) leaves the earlier checkpoints as they were.
+        """
+        draft = self.directory / f".global_step_{state.step}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        (draft / "actor").mkdir(parents=True, mode=0o700)
+        try:
+            await save_actor(draft / "actor")
+            (draft / "trainer.json").write_text(json.dumps(asdict(state)))
+            _seal(draft, state.step)
+            target = self.path(state.step)
+            shutil.rmtree(target, ignore_errors=True)
+            os.rename(draft, target)
+            _sync(self.directory)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        steps = self.steps()
+        for step in steps[: -self._keep]:
+            shutil.rmtree(self.path(step))
+        return steps[-self._keep :][0]
+
+    def load(self, step: int) -> TrainerState:
+        """Verify every digest and return the trainer's part. Raises CheckpointError."""
+        path = self.path(step)
+        try:
+            manifest = json.loads((path / MANIFEST).read_text())
+            state = json.loads((path / "trainer.json").read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error}. {_REMEDY}") from error
+        if manifest.get("format") != FORMAT or manifest.get("step") != step:
+            raise CheckpointError(f"checkpoint {path} is of format {manifest.get('format')}, step {manifest.get('step')}. {_REMEDY}")
+        for name, expected in manifest["files"].items():
+            file = path / name
+            if not file.is_file() or _digest(file) != expected:
+                raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or differs from its manifest. {_REMEDY}")
+        return TrainerState(**state)
+
+
+_REMEDY = "Remove the directory to fall back to an older one, or start anew with trainer.resume_mode=disable"
+
+
+def _seal(draft: Path, step: int) -> None:
+    files: dict[str, dict[str, object]] = {}
+    for file in sorted(draft.rglob("*")):
+        if file.is_file():
+            _sync(file)
+            files[str(file.relative_to(draft))] = _digest(file)
+    manifest = draft / MANIFEST
+    manifest.write_text(json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1))
+    _sync(manifest)
+    _sync(draft)
+
+
+def _digest(file: Path) -> dict[str, object]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "blake2b": hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

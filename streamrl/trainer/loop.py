@@ -1,0 +1,272 @@
+"""The control flow of a run: one ordinary loop.
+
+    feeder ──admit──► queue ──watch──► replay buffer ──lease──► update ──► publish ──► ack ──► (checkpoint)
+                        ▲                                                    │
+                  agent workers ◄──────────── LLM servers ◄──────────────────┘  version v+1
+
+A step trains `data.train_batch_size` prompt groups in mini-batches of `ppo_mini_batch_size` groups, each as soon as
+its groups are there, then publishes one new weight version. Version v is the weights after v steps; the age of a
+token in step s is (s - 1) minus the version that sampled it. The modes (modes.py) only override the hooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from streamrl.trainer import validation
+from streamrl.trainer.batch import batch_meta, group_advantages, score_metrics
+from streamrl.trainer.batch_log import BatchLog
+from streamrl.trainer.checkpoint import CheckpointStore, TrainerState
+from streamrl.trainer.feeder import Feeder
+from streamrl.trainer.parts import Parts
+from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
+from streamrl.trainer.report import Reporter
+from streamrl.trainer.staleness import StalenessPolicy, mean_age
+from transfer_queue.net.messages import Group, TaskSpec
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PARTITION = "train"
+TASKS = [
+    TaskSpec("generate", "prompt", "clock", ttl=15.0),
+    TaskSpec("train", "rows", "incarnation", fields=["input_ids", "response_mask", "rollout_log_probs"]),
+]
+FAILED_BATCHES = 4
+"""Stop when as many groups as this many batches failed in a row: the agent or the reward is broken, not unlucky."""
+
+
+class Stopped(Exception):
+    """Somebody asked the run to stop."""
+
+
+class Trainer:
+    """The single controller of a run. Subclasses are the modes.
+
+    Invariants: every group admitted ends trained, dropped or dead; a group is in the batch log of exactly one step
+    that counts; `version` is published before any group of the step is acked.
+    """
+
+    in_order = False
+    """Whether batches follow the dispatch order strictly (sync) or take what is ready, oldest first."""
+
+    def __init__(self, parts: Parts) -> None:
+        config = parts.config
+        self.parts = parts
+        self.config = config
+        self.step = 0
+        self.validations: dict[str, dict[str, float]] = {}
+        self.groups_per_step = config.data.train_batch_size
+        self.mini_batch = min(config.actor_rollout_ref.actor.ppo_mini_batch_size, self.groups_per_step)
+        self.checkpoints = CheckpointStore(parts.run.checkpoints)
+        self.report = Reporter(parts)
+        self.stop = asyncio.Event()
+        self._batch_log = BatchLog(parts.run.batches)
+        self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
+        self._saved_step = 0
+
+    # --- hooks of the modes -----------------------------------------------------------------------------------
+
+    @property
+    def max_outstanding(self) -> int:
+        """Credit: groups issued and not yet trained or dropped."""
+        raise NotImplementedError
+
+    @property
+    def max_age(self) -> int | None:
+        """Bound on a token's age in versions; None only measures."""
+        raise NotImplementedError
+
+    async def before_step(self) -> None:
+        """Before the first sample of a step; what it takes counts as waiting for data."""
+
+    def on_left(self, groups: list[Group]) -> None:
+        """Groups left untrained."""
+
+    # --- the run ----------------------------------------------------------------------------------------------
+
+    async def fit(self) -> str:
+        """Run to the end; the status: "finished" or "interrupted" (after `stop` was set)."""
+        await self._open()
+        async with asyncio.TaskGroup() as background:
+            tasks = [
+                background.create_task(self.parts.agents.run(), name="agents"),
+                background.create_task(self.feeder.run(), name="feeder"),
+                background.create_task(self._admit_lost_prompts(), name="lost prompts"),
+            ]
+            try:
+                await self._run_steps()
+                status = "finished"
+            except Stopped:
+                status = "interrupted"
+                if self.step > self._saved_step:
+                    await self._checkpoint()
+            for task in tasks:
+                task.cancel()
+        await self.buffer.close()
+        self._batch_log.close()
+        await self.report.finish(status, self.step, self.validations)
+        return status
+
+    async def _run_steps(self) -> None:
+        total = self.config.trainer.total_training_steps
+        if self.config.trainer.val_before_train and "before" not in self.validations:
+            await self.validate("before")
+        self.report.training_begins(self.step, total)
+        while self.step < total:
+            await self.train_step()
+            if self._due(self.config.trainer.save_freq):
+                await self._checkpoint()
+            if self._due(self.config.trainer.test_freq) and self.step < total:
+                await self.validate(f"step {self.step}")
+        self.report.training_ends()
+        await self.validate("after")
+
+    async def train_step(self) -> None:
+        """One step: its mini-batches, one new version, one line of metrics."""
+        step = self.step + 1
+        with self.parts.events.span("step", step=step) as span:
+            self.report.step_begins(step)
+            with self.parts.events.span("wait_data", step=step):
+                await self._or_stopped(self.before_step())
+            batches: list[LeasedBatch] = []
+            for _ in range(self.groups_per_step // self.mini_batch):
+                with self.parts.events.span("wait_data", step=step):
+                    batch = await self._or_stopped(self.buffer.sample(self.mini_batch, self.step))
+                self.report.updated(await self._update(batch, step))
+                batches.append(batch)
+            groups = [group for batch in batches for group in batch.groups]
+            await self._publish(step)
+            self._batch_log.trained(step, [g.uid for g in groups], [g.order for g in groups])
+            for batch in batches:
+                await self.parts.queue.ack(PARTITION, batch.token, batch.uids, step=step)
+            if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
+                await self.parts.queue.commit_step(PARTITION, step)
+            age, oldest = mean_age(groups, self.step)
+            self.step = step
+            span.add(groups=len(groups), samples=sum(len(g.rows) for g in groups), dropped=self.report.dropped_in_step)
+        await self.report.step_ends(
+            step,
+            score_metrics(groups)
+            | {"training/off_policy/trajectory_staleness/mean": age, "training/off_policy/trajectory_staleness/max": oldest},
+        )
+
+    async def _update(self, batch: LeasedBatch, step: int) -> dict[str, float]:
+        config = self.config
+        with self.parts.events.span("advantage", step=step):
+            advantages = group_advantages(batch.groups, norm_by_std=config.algorithm.norm_adv_by_std_in_grpo)
+        extra: dict[str, Any] = {
+            "advantages": advantages,
+            "mini_batch_size": self.mini_batch,
+            "temperature": config.actor_rollout_ref.rollout.temperature,
+            "version": self.step,
+            "max_age": self.max_age,
+        }
+        meta = batch_meta(batch, PARTITION, extra)
+        metrics: dict[str, float] = {}
+        if not config.algorithm.rollout_correction.bypass_mode:
+            with self.parts.events.span("old_log_prob", step=step):
+                metrics |= await self.parts.actor.compute_log_prob(meta)
+        with self.parts.events.span("train", step=step, rows=len(meta)) as span:
+            metrics |= await self.parts.actor.update_actor(meta)
+        self.report.trained(span.seconds)
+        return metrics
+
+    async def _publish(self, version: int) -> None:
+        with self.parts.events.span("publish", version=version):
+            info = await self.parts.actor.publish_weights(version)
+            await self.parts.servers.update_weights(info)
+
+    async def validate(self, label: str) -> None:
+        """Accuracies on the validation set with the weights of this step; generation for training goes on meanwhile."""
+        if self._validator is None:
+            return
+        with self.parts.events.span("validate", step=self.step, when=label):
+            found = await self._or_stopped(self._validator.accuracies(label))
+        self.validations[label] = found
+        self.report.validated(self.step, label, found)
+
+    # --- opening and resuming -----------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        queue, config = self.parts.queue, self.config
+        await queue.open_partition(PARTITION, tasks=TASKS, max_groups=self.max_outstanding)
+        state = await self._restore() if self.parts.run.resumed else TrainerState(0, 0)
+        restored = await queue.open_trainer(PARTITION, state.step)
+        self.step = self._saved_step = state.step
+        self.validations = dict(state.validation)
+        self.buffer = ReplayBuffer(
+            queue, PARTITION, policy=StalenessPolicy(self.max_age), in_order=self.in_order,
+            stall_timeout=config.trainer.stall_timeout, max_failed=FAILED_BATCHES * self.groups_per_step,
+            on_left=self._groups_left, on_lost_prompts=self._to_admit_again.put_nowait,
+        )  # fmt: skip
+        self.feeder = Feeder(
+            queue, self.parts.train_data, partition=PARTITION, n=config.actor_rollout_ref.rollout.n,
+            next_order=max(restored.next_order, state.next_order), chunk=max(1, self.mini_batch // 4),
+        )  # fmt: skip
+        if self.in_order:
+            self.feeder.allow(0)
+        await self._publish(self.step)
+        if restored.next_order < state.next_order:  # the queue's journal is gone: its unfinished prompts are issued again
+            await self.feeder.admit_orders(state.outstanding)
+        await self.buffer.start()
+        self._validator = None
+        if self.parts.val_data is not None:
+            self._validator = validation.Validator(queue, self.parts.val_data, stall_timeout=config.trainer.stall_timeout)
+            await self._validator.open()
+        if self.parts.run.resumed:
+            self.report.resumed(self.step)
+
+    async def _restore(self) -> TrainerState:
+        steps = self.checkpoints.steps()
+        state = TrainerState(0, 0)
+        if steps:
+            state = self.checkpoints.load(steps[-1])
+            await self.parts.actor.load_checkpoint(str(self.checkpoints.path(state.step) / "actor"))
+        self._batch_log.resumed(state.step)
+        log.info("resuming %s at step %d", self.parts.run.path, state.step)
+        return state
+
+    async def _checkpoint(self) -> None:
+        with self.parts.events.span("checkpoint", step=self.step):
+            stats = (await self.parts.queue.stats()).partitions[PARTITION]
+            state = TrainerState(self.step, stats.next_order, sorted(stats.outstanding), dict(self.validations))
+
+            async def save(directory: Path) -> object:
+                return await self.parts.actor.save_checkpoint(str(directory))
+
+            final = await self.checkpoints.save(state, save)
+            await self.parts.queue.commit_step(PARTITION, final)
+            self._saved_step = self.step
+
+    # --- small things -------------------------------------------------------------------------------------------
+
+    def _groups_left(self, groups: list[Group]) -> None:
+        self.report.left(groups)
+        self.on_left(groups)
+
+    async def _admit_lost_prompts(self) -> None:
+        while True:
+            await self.feeder.admit_again(await self._to_admit_again.get())
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    async def _or_stopped(self, work: Awaitable[T]) -> T:
+        """`work`, or Stopped as soon as `stop` is set."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Stopped
+        finally:
+            for each in (task, stop):
+                if not each.done():
+                    each.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)

@@ -1,0 +1,54 @@
+"""What a trainer is built from. A runtime (streamrl.runtime) makes the parts; the trainer only sees these seams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from streamrl.config import StreamRLConfig
+from streamrl.monitor.events import EventLog
+from streamrl.runtime.run_dir import RunDirectory
+from streamrl.trainer.feeder import PromptSource
+from transfer_queue.client import QueueClient
+from transfer_queue.metadata import KVBatchMeta
+
+
+class Actor(Protocol):
+    """The policy's worker group, by the methods that the trainer calls (streamrl.workers.actor)."""
+
+    async def compute_log_prob(self, batch: KVBatchMeta) -> dict[str, float]: ...
+    async def update_actor(self, batch: KVBatchMeta) -> dict[str, float]: ...
+    async def publish_weights(self, version: int) -> Any: ...
+    async def save_checkpoint(self, directory: str) -> object: ...
+    async def load_checkpoint(self, directory: str) -> object: ...
+
+
+class Servers(Protocol):
+    """The LLM servers as one (streamrl.rollout.manager.LLMServerManager)."""
+
+    async def update_weights(self, info: Any) -> Any: ...
+    async def loads(self) -> dict[str, Any]: ...
+
+
+class Agents(Protocol):
+    """The agent workers as one (agent_loop.manager.AgentLoopManager): runs until cancelled, raises when it gives up."""
+
+    async def run(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Parts:
+    config: StreamRLConfig
+    run: RunDirectory
+    queue: QueueClient
+    actor: Actor
+    servers: Servers
+    agents: Agents
+    train_data: PromptSource
+    val_data: PromptSource | None
+    events: EventLog
+    clock: Callable[[], float]
+    """Monotonic seconds; the event loop's own time, so that a virtual clock is one everywhere."""
+    weights_dir: Path

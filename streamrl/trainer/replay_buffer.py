@@ -1,0 +1,218 @@
+"""The trainer's view of what is ready: fed by `watch`, never by polling.
+
+    queue ──watch──► GroupBuffer (state by uid) ──take oldest──► lease ──► Batch
+                          │ too old
+                          └────────► drop: credit returns at once, the feeder issues one more prompt
+
+`GroupBuffer` is the sans-IO part; `ReplayBuffer` is the shell around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from streamrl.trainer.staleness import StalenessPolicy
+from transfer_queue.client import QueueClient
+from transfer_queue.errors import DeadlineExceeded, NotFound
+from transfer_queue.net.messages import Changes, Group, Token
+
+log = logging.getLogger(__name__)
+
+LIVE = ("pending", "generating", "ready", "training")
+
+
+@dataclass(slots=True)
+class GroupBuffer:
+    """Live groups of one partition as the change log tells them.
+
+    Invariants: a group is here iff its last told state is live; `take` never returns a group twice before the
+    queue told that it is ready again; groups leave oldest dispatch order first.
+    """
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    depth: dict[str, int] = field(default_factory=dict)
+    seq: int = -1
+    failed_in_a_row: int = 0
+    _taken: set[str] = field(default_factory=set)
+    lost_prompts: dict[str, Group] = field(default_factory=dict)
+
+    def apply(self, changes: Changes) -> list[Group]:
+        """Fold one answer of `watch` into the view; the groups that left untrained (dropped, dead)."""
+        if changes.snapshot:
+            self.groups.clear()
+            self._taken.clear()
+        left: list[Group] = []
+        for group in changes.groups:
+            self._taken.discard(group.uid)
+            self.lost_prompts.pop(group.uid, None)
+            if group.state in LIVE:
+                self.groups[group.uid] = group
+                if group.state == "pending" and group.reason == "prompt lost":
+                    self.lost_prompts[group.uid] = group
+                elif group.state == "ready":
+                    self.failed_in_a_row = 0
+                continue
+            self.groups.pop(group.uid, None)
+            if group.state in ("dropped", "dead"):
+                left.append(group)
+                self.failed_in_a_row += group.state == "dead" or group.reason.startswith("failed")
+        self.depth = dict(changes.depth)
+        self.seq = changes.seq
+        return left
+
+    def ready(self) -> list[Group]:
+        """Ready groups that are not taken, oldest dispatch order first."""
+        found = [g for g in self.groups.values() if g.state == "ready" and g.uid not in self._taken]
+        return sorted(found, key=lambda g: g.order)
+
+    def waiting(self) -> list[Group]:
+        """Groups still being generated, oldest dispatch order first."""
+        return sorted((g for g in self.groups.values() if g.state in ("pending", "generating")), key=lambda g: g.order)
+
+    def forget(self, uids: list[str]) -> None:
+        """These were leased or dropped by us; wait for the queue to speak of them again."""
+        self._taken.update(uids)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedBatch:
+    """Whole groups under one training lease."""
+
+    token: Token
+    groups: list[Group]
+
+    @property
+    def uids(self) -> list[str]:
+        return [group.uid for group in self.groups]
+
+
+class ReplayBuffer:
+    """Consumes: the queue's change log. Produces: leased batches. Waits for: ready groups. Woken by: `watch`."""
+
+    def __init__(
+        self,
+        client: QueueClient,
+        partition: str,
+        *,
+        policy: StalenessPolicy,
+        in_order: bool = False,
+        stall_timeout: float = 300.0,
+        holder: str = "trainer",
+        max_failed: int = 64,
+        on_left: Callable[[list[Group]], None] = lambda groups: None,
+        on_lost_prompts: Callable[[list[Group]], None] = lambda groups: None,
+    ) -> None:
+        self.buffer = GroupBuffer()
+        self.stale_dropped = 0
+        self._client = client
+        self._partition = partition
+        self._policy = policy
+        self._in_order = in_order
+        self._stall_timeout = stall_timeout
+        self._holder = holder
+        self._max_failed = max_failed
+        self._on_left = on_left
+        self._on_lost_prompts = on_lost_prompts
+        self._last_failure = ""
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take the first snapshot, then follow the changes in the background."""
+        await self._fold(await self._client.watch(self._partition, -1))
+        self._task = asyncio.create_task(self._follow(), name=f"watch {self._partition}")
+        self._task.add_done_callback(lambda _: asyncio.ensure_future(self._wake()))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def sample(self, count: int, version: int) -> LeasedBatch:
+        """Lease `count` whole groups to train at weights `version`, oldest first; too old ones are dropped.
+
+        Raises DeadlineExceeded when nothing changed for `stall_timeout` seconds, naming the oldest unfinished groups.
+        """
+        while True:
+            groups = await self._usable(count, version)
+            uids = [group.uid for group in groups]
+            self.buffer.forget(uids)
+            try:
+                leased = await self._client.lease(self._partition, "train", uids=uids, holder=self._holder)
+            except NotFound as error:  # one of them left meanwhile (a lost unit): the log will tell, choose again
+                log.info("could not lease %d groups: %s", len(uids), error)
+                await self._fold(await self._client.watch(self._partition, -1))
+                continue
+            return LeasedBatch(leased.token, sorted(leased.groups, key=lambda g: g.order))
+
+    async def wait_ready(self, count: int) -> None:
+        """Until `count` groups are ready; takes none."""
+        async with self._changed:
+            while len(ready := self.buffer.ready()) < count:
+                seen = self.buffer.seq
+                await self._wait(lambda: self.buffer.seq != seen, f"{count} ready groups ({len(ready)} are)")
+
+    async def _usable(self, count: int, version: int) -> list[Group]:
+        async with self._changed:
+            while True:
+                ready = self.buffer.ready()
+                stale = [g.uid for g in ready if self._policy.too_old(g, version)]
+                if stale:
+                    self.buffer.forget(stale)
+                    self.stale_dropped += len(stale)
+                    await self._client.drop(self._partition, stale, "stale")
+                    continue
+                if len(ready) >= count and (not self._in_order or self._first_are_ready(ready[:count])):
+                    return ready[:count]
+                seen = self.buffer.seq
+                await self._wait(lambda: self.buffer.seq != seen, f"{count} usable groups ({len(ready)} are ready)")
+
+    def _first_are_ready(self, chosen: list[Group]) -> bool:
+        waiting = self.buffer.waiting()
+        return not waiting or waiting[0].order > chosen[-1].order
+
+    async def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            await asyncio.wait_for(self._changed.wait_for(lambda: condition() or bool(self._failure())), self._stall_timeout)
+        except TimeoutError:
+            oldest = ", ".join(f"{g.uid} ({g.state}, attempt {g.attempt})" for g in self.buffer.waiting()[:3]) or "none"
+            raise DeadlineExceeded(
+                f"the trainer waited {self._stall_timeout:g} s for {what} of partition {self._partition!r}; depth "
+                f"{self.buffer.depth}; oldest unfinished: {oldest}. Look at the agent workers and LLM servers, "
+                "or raise trainer.stall_timeout"
+            ) from None
+        if failure := self._failure():
+            raise failure
+
+    def _failure(self) -> BaseException | None:
+        if self.buffer.failed_in_a_row >= self._max_failed:
+            return RuntimeError(
+                f"{self.buffer.failed_in_a_row} prompt groups in a row failed, the last one with: {self._last_failure}. "
+                "The agent loop, its tools or the reward function is broken for every prompt"
+            )
+        if self._task is None or not self._task.done():
+            return None
+        if self._task.cancelled():
+            return RuntimeError("the watch of the queue was cancelled")
+        return self._task.exception()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._fold(await self._client.watch(self._partition, self.buffer.seq, wait=60.0))
+
+    async def _fold(self, changes: Changes) -> None:
+        async with self._changed:
+            left = self.buffer.apply(changes)
+            if left:
+                self._last_failure = next((g.reason for g in reversed(left) if g.reason.startswith("failed")), self._last_failure)
+                self._on_left(left)
+            if self.buffer.lost_prompts:
+                self._on_lost_prompts(list(self.buffer.lost_prompts.values()))
+            self._changed.notify_all()
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

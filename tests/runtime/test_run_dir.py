@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamrl.runtime.run_dir import RunDirectory, RunDirectoryError, open_run, status_of
+
+CONFIG = "trainer:\n  total_training_steps: 4\n  resume_mode: auto\n"
+
+
+def start(runs: Path, config: str = CONFIG, mode: str = "auto", path: Path | None = None) -> RunDirectory:
+    return open_run(runs, "job", config, resume_mode=mode, resume_from=path)
+
+
+def finish(run: RunDirectory, status: str) -> None:
+    run.summary.write_text(json.dumps({"status": status}))
+    run.release()
+
+
+def test_latest_points_to_the_newest_run(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    second = start(tmp_path, mode="disable")
+    assert (tmp_path / "latest").resolve() == second.path.resolve() != first.path.resolve()
+
+
+def test_a_killed_run_of_the_same_configuration_is_resumed(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    run.release()
+    again = start(tmp_path)
+    assert again.resumed and again.path == run.path and status_of(run.path) == "killed"
+
+
+@pytest.mark.parametrize(("status", "resumed"), [("finished", False), ("interrupted", True), ("failed", True)])
+def test_only_a_finished_run_is_left_alone(tmp_path: Path, status: str, resumed: bool) -> None:
+    finish(start(tmp_path), status)
+    assert start(tmp_path).resumed is resumed
+
+
+def test_another_configuration_starts_anew_but_resume_keys_do_not_count(tmp_path: Path) -> None:
+    start(tmp_path).release()
+    assert not start(tmp_path, CONFIG.replace("4", "5")).resumed
+    other = tmp_path / "b"
+    start(other).release()
+    assert start(other, CONFIG.replace("resume_mode: auto", "resume_mode: resume_path")).resumed
+
+
+def test_a_live_run_is_not_resumed(tmp_path: Path) -> None:
+    live = start(tmp_path)
+    assert start(tmp_path).path != live.path
+    with pytest.raises(RunDirectoryError, match="in use by a live run"):
+        start(tmp_path, mode="resume_path", path=live.path)
+
+
+def test_resume_path_must_be_a_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is no run directory"):
+        start(tmp_path, mode="resume_path", path=tmp_path / "nothing")

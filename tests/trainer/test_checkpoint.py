@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamrl.trainer.checkpoint import CheckpointError, CheckpointStore, TrainerState
+
+
+async def save_shard(directory: Path) -> None:
+    (directory / "shard.bin").write_bytes(b"weights")
+
+
+async def save_nothing(directory: Path) -> None:
+    raise OSError(28, "No space left on device")
+
+
+async def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    state = TrainerState(4, 130, [96, 97], {"before": {"sampled": 0.25, "greedy": 0.5}})
+    assert await store.save(state, save_shard) == 4
+    assert store.steps() == [4] and store.load(4) == state
+
+
+async def test_acks_are_final_up_to_the_oldest_checkpoint_that_is_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    finals = [await store.save(TrainerState(step, 0), save_shard) for step in (2, 4, 6)]
+    assert finals == [2, 2, 4] and store.steps() == [4, 6]
+
+
+async def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    await store.save(TrainerState(2, 0), save_shard)
+    with pytest.raises(OSError, match="No space"):
+        await store.save(TrainerState(4, 0), save_nothing)
+    assert store.steps() == [2] and [p.name for p in tmp_path.iterdir()] == ["global_step_2"]
+
+
+@pytest.mark.parametrize("damage", [lambda f: f.write_bytes(b"weightz"), lambda f: f.unlink()])
+async def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage) -> None:
+    store = CheckpointStore(tmp_path)
+    await store.save(TrainerState(2, 0), save_shard)
+    damage(tmp_path / "global_step_2" / "actor" / "shard.bin")
+    with pytest.raises(CheckpointError, match=r"global_step_2 is damaged: actor/shard.bin"):
+        store.load(2)
+
+
+async def test_a_directory_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "global_step_8").mkdir()
+    assert CheckpointStore(tmp_path).steps() == []

@@ -1,0 +1,63 @@
+"""The sans-IO view of ready groups, driven by change lists."""
+
+from __future__ import annotations
+
+from streamrl.trainer.replay_buffer import GroupBuffer
+from streamrl.trainer.staleness import StalenessPolicy, mean_age
+from transfer_queue.net.messages import Changes, Group, Row
+
+
+def group(uid: str, order: int, state: str = "ready", *, versions: tuple[int, ...] = (3,), reason: str = "") -> Group:
+    rows = [Row(f"{uid}_{i}_0", {"min_global_steps": v, "session": i, "score": 1.0}) for i, v in enumerate(versions)]
+    return Group(uid, state, len(versions), order, {}, rows=rows if state == "ready" else [], reason=reason)  # type: ignore[arg-type]
+
+
+def changes(seq: int, *groups: Group, snapshot: bool = False) -> Changes:
+    return Changes(seq, list(groups), {"ready": len(groups)}, snapshot)
+
+
+def test_ready_groups_come_oldest_dispatch_order_first() -> None:
+    buffer = GroupBuffer()
+    buffer.apply(changes(1, group("b", 2), group("a", 1), group("c", 3, "generating")))
+    assert [g.uid for g in buffer.ready()] == ["a", "b"]
+    assert [g.uid for g in buffer.waiting()] == ["c"]
+
+
+def test_a_taken_group_is_not_offered_again_until_the_queue_speaks_of_it() -> None:
+    buffer = GroupBuffer()
+    buffer.apply(changes(1, group("a", 1)))
+    buffer.forget(["a"])
+    assert buffer.ready() == []
+    buffer.apply(changes(2, group("a", 1)))
+    assert [g.uid for g in buffer.ready()] == ["a"]
+
+
+def test_a_snapshot_replaces_what_was_known() -> None:
+    buffer = GroupBuffer()
+    buffer.apply(changes(1, group("a", 1), group("b", 2)))
+    buffer.apply(changes(9, group("b", 2), snapshot=True))
+    assert list(buffer.groups) == ["b"] and buffer.seq == 9
+
+
+def test_groups_that_leave_untrained_are_told_and_failures_in_a_row_are_counted() -> None:
+    buffer = GroupBuffer()
+    left = buffer.apply(changes(1, group("a", 1, "dropped", reason="failed: boom"), group("b", 2, "dropped", reason="stale")))
+    assert [g.uid for g in left] == ["a", "b"] and buffer.failed_in_a_row == 1
+    buffer.apply(changes(2, group("c", 3)))
+    assert buffer.failed_in_a_row == 0
+
+
+def test_a_lost_prompt_is_remembered_until_it_is_admitted_again() -> None:
+    buffer = GroupBuffer()
+    buffer.apply(changes(1, group("a", 1, "pending", reason="prompt lost")))
+    assert list(buffer.lost_prompts) == ["a"]
+    buffer.apply(changes(2, group("a", 1, "pending")))
+    assert not buffer.lost_prompts
+
+
+def test_a_group_is_too_old_when_its_oldest_token_exceeds_the_bound() -> None:
+    mixed = group("a", 1, versions=(5, 2))
+    assert StalenessPolicy(2).too_old(mixed, 5)
+    assert not StalenessPolicy(3).too_old(mixed, 5)
+    assert not StalenessPolicy(None).too_old(mixed, 50)
+    assert mean_age([mixed], 5) == (1.5, 3)
