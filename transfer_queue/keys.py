@@ -6,6 +6,7 @@ samples of the prompt, index is which output of that session.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from transfer_queue.errors import Invalid
@@ -33,3 +34,12 @@ def split_row_key(key: str) -> RowKey:
 def prompt_uid(epoch: int, position: int) -> str:
     """The uid of the prompt at `position` of the shuffled dataset in `epoch`: the same after every restart."""
     return f"e{epoch}p{position:07d}"
+
+
+_PROMPT_UID = re.compile(r"e(0|[1-9]\d{0,8})p(\d{7}|[1-9]\d{7,15})")
+
+
+def split_prompt_uid(uid: str) -> tuple[int, int] | None:
+    """(epoch, position) of a uid made by `prompt_uid`, or None for any other uid. Exactly its inverse."""
+    match = _PROMPT_UID.fullmatch(uid)
+    return (int(match[1]), int(match[2])) if match else None

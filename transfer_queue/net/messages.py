@@ -219,7 +219,28 @@ class ReleaseHolder(Message, tag=True):
 
 
 class Expire(Message, tag=True):
-    """Written by the controller's own timer."""
+    """Written by the controller's own timer. Refused from clients, as are LoseSegments and Life."""
+
+
+class LoseSegments(Message, tag=True):
+    """Written by the controller: the unit that made these segments no longer has them.
+
+    Rows that lie in them are gone; their groups are issued again. A group whose prompt is gone stays pending with
+    reason "prompt lost" until the same uid is admitted again.
+    """
+
+    segments: list[int]
+
+
+class Life(Message, tag=True):
+    """Written by the controller when it starts: the first record of a journal, and of each later life in it.
+
+    Tokens granted from here on carry `epoch`; clock leases get a full ttl from here.
+    """
+
+    format: int
+    run: str
+    epoch: int
 
 
 class OpenTrainer(Message, tag=True):
@@ -241,7 +262,8 @@ class CommitStep(Message, tag=True):
 
 
 Mutation = (
-    OpenPartition | Admit | Commit | Clear | Lease | Renew | Ack | Nack | Drop | ReleaseHolder | Expire | OpenTrainer | CommitStep
+    OpenPartition | Admit | Commit | Clear | Lease | Renew | Ack | Nack | Drop | ReleaseHolder | Expire | OpenTrainer
+    | CommitStep | LoseSegments | Life
 )
 
 
