@@ -223,10 +223,11 @@ class EventLog:
         except OSError as error:
             self._lose(error)
             return
+        fields: dict[str, Any] = {"version": VERSION, "pid": os.getpid(), "host": self._host}
         if self._fd >= 0:
             os.close(self._fd)
+            fields["rotated"] = True
         self._fd, self._size, self._torn = fd, 0, False
-        fields = {"version": VERSION, "pid": os.getpid(), "host": self._host}
         header = Event("process", self.process, self.clock(), value=self._wall(), fields=fields)
         self._append(self._encoder.encode(header) + b"\n")
         for old in [*own, path][: -self._keep_files]:

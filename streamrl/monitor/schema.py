@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     from streamrl.monitor.events import Event
 
 Kind = Literal["process", "begin", "span", "counter", "state", "metrics"]
+
+Cause = Literal["wait_data", "wait_order", "sync", "hand_off", "checkpoint", "validation", "unaccounted"]
+"""What a second of a step in which the trainer's devices do not train can be lost to."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 class EventSpec(NamedTuple):
@@ -54,7 +58,7 @@ TABLE: tuple[EventSpec, ...] = (
     _span("advantage", "trainer", ("step",), "Advantages, in the trainer process."),
     _span("train", "trainer", ("step",), "Forward, backward and optimizer step of a mini-batch; also `rows`, `tokens`."),
     # Generation.
-    _span("session", "agent worker", ("uid", "session", "status"),
+    _span("session", "agent worker", ("partition", "uid", "session", "status"),
           "One session of a prompt group. Also `tokens` (sampled), `turns`, `engine_seconds` (holding a slot), "
           "`queue_seconds` (waiting for one), `tool_seconds`, `score`, `reason` (when failed).", announced=False),
     _span("tool", "agent worker", ("tool",), "One tool call; also `uid`, `session`.", announced=False),
@@ -83,7 +87,7 @@ EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in TABLE}
 TRAIN_SPANS = ("train", "old_log_prob", "advantage")
 """Time in these is training; all other time of a step is lost to a cause."""
 
-CAUSE_OF_SPAN = {
+CAUSE_OF_SPAN: dict[str, Cause] = {
     "wait_data": "wait_data",
     "wait_order": "wait_order",
     "publish": "sync",

@@ -1,0 +1,344 @@
+"""How close a run comes to its bound, and where the rest of the time went.
+
+For a step that trained N samples of P groups, with K slots over all engines, mean slot time μ of a session, dropped
+share q, T_train seconds of training and T_sync of weight sync, of which δ_t and δ_g are the shares in which the
+trainer or generation stands still:
+
+    T_gen = N·μ / (K·(1−q))     T* = max(T_train + δ_t·T_sync, T_gen + δ_g·T_sync)     η = T* / measured step time
+
+η is `overlap_efficiency`. Every second of a step in which the trainer's devices do not train is lost to exactly one
+cause, so training and the losses add up to the step.
+
+    collector = OverlapCollector()                       # from events, live or post mortem
+    for event in read_events(run_dir): collector.feed(event)
+    collector.run.efficiency, collector.run.lost
+
+`Overlap` is the accounting itself; it knows no events and no clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from streamrl.monitor.events import Event
+from streamrl.monitor.schema import CAUSE_OF_SPAN, CAUSES, TRAIN_SPANS, Cause
+
+Interval = tuple[float, float]
+
+PRECEDENCE: tuple[Cause, ...] = ("hand_off", "validation", "wait_order", "wait_data", "checkpoint", "sync")
+"""Which cause an instant counts under when several hold (training always wins): what blocks the trainer itself comes
+before what may run beside it, and waiting for data while validation holds the servers is validation's cost."""
+
+STEADY_STEPS = 200
+"""The steady efficiency looks at this many of the last steps."""
+
+WARMUP_STEPS = 20
+"""... and leaves out the first ones (at most a third of the run), in which the pipeline fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What happened in one step. Intervals may overlap and reach beyond the step; they are cut."""
+
+    step: int
+    start: float
+    end: float
+    train: list[Interval] = field(default_factory=list)
+    waits: Mapping[Cause, list[Interval]] = field(default_factory=dict)
+    sync_seconds: float = 0.0
+    """T_sync, whether or not anyone stood still."""
+    generation_stalled: float = 0.0
+    """δ_g·T_sync."""
+    generation_busy: float = 0.0
+    """Seconds with at least one running request, summed over the engines."""
+    engines: int = 0
+    slots: int = 0
+    """K, over all engines."""
+    slot_seconds: float = 0.0
+    """Slot time of the sessions that finished in this step, ..."""
+    sessions: int = 0
+    """... and how many those were: μ = slot_seconds / sessions."""
+    samples: int = 0
+    """N."""
+    groups: int = 0
+    groups_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverlap:
+    """The account of one step, or of the mean step of several. Seconds, except `efficiency`."""
+
+    seconds: float
+    t_train: float
+    t_gen: float
+    t_sync: float
+    bound: float
+    lost: dict[Cause, float]
+    generation_busy: float
+    """Of the mean engine, as the next two."""
+    generation_stalled: float
+    generation_idle: float
+
+    @property
+    def efficiency(self) -> float:
+        return self.bound / self.seconds if self.seconds > 0 else 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """As they stand in metrics.jsonl."""
+        return {
+            "overlap/efficiency": self.efficiency,
+            "overlap/step_s": self.seconds,
+            "overlap/bound_s": self.bound,
+            "overlap/train_s": self.t_train,
+            "overlap/gen_s": self.t_gen,
+            "overlap/sync_s": self.t_sync,
+            "overlap/generation_busy_s": self.generation_busy,
+            "overlap/generation_stalled_s": self.generation_stalled,
+            "overlap/generation_idle_s": self.generation_idle,
+        } | {f"lost_s/{cause}": seconds for cause, seconds in self.lost.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverlap:
+    """The account of a whole run: sums over its steps, and the efficiency of the mean step against the mean bound."""
+
+    steps: int
+    seconds: float
+    train_busy: float
+    lost: dict[Cause, float]
+    generation_busy: float
+    generation_stalled: float
+    generation_idle: float
+    efficiency: float
+    """η with the first fill of the pipeline counted as loss."""
+    steady_efficiency: float
+    """η of the last steps after warm-up, against the median step."""
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Seconds covered by the union of the intervals."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total
+
+
+def _cut(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:
+    return [(max(a, start), min(b, end)) for a, b in intervals if min(b, end) > max(a, start)]
+
+
+def attribute(record: StepRecord) -> tuple[float, dict[Cause, float]]:
+    """(seconds of training, seconds lost by cause). They are not negative and add up to the step."""
+    covered = _cut(record.train, record.start, record.end)
+    train = reached = length(covered)
+    lost: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
+    for cause in PRECEDENCE:
+        covered += _cut(record.waits.get(cause, ()), record.start, record.end)
+        total = length(covered)
+        lost[cause] = max(0.0, total - reached)
+        reached = max(reached, total)
+    lost["unaccounted"] = max(0.0, record.end - record.start - reached)
+    return train, lost
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums of records from which the mean step's account follows."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    train: float = 0.0
+    sync: float = 0.0
+    stalled: float = 0.0
+    busy: float = 0.0
+    slot_time: float = 0.0  # K × seconds
+    slot_seconds: float = 0.0
+    sessions: int = 0
+    samples: int = 0
+    groups: int = 0
+    dropped: int = 0
+    lost: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+
+    def add(self, record: StepRecord, train: float, lost: Mapping[Cause, float]) -> None:
+        seconds = record.end - record.start
+        self.steps += 1
+        self.seconds += seconds
+        self.train += train
+        self.sync += record.sync_seconds
+        self.stalled += record.generation_stalled
+        self.busy += record.generation_busy / record.engines if record.engines else 0.0
+        self.slot_time += record.slots * seconds
+        self.slot_seconds += record.slot_seconds
+        self.sessions += record.sessions
+        self.samples += record.samples
+        self.groups += record.groups
+        self.dropped += record.groups_dropped
+        for cause, lost_seconds in lost.items():
+            self.lost[cause] += lost_seconds
+
+    def mean(self, default_slot_time: float = 0.0) -> StepOverlap:
+        """The account of the mean step; `default_slot_time` is μ where no session finished."""
+        n = max(1, self.steps)
+        mu = self.slot_seconds / self.sessions if self.sessions else default_slot_time
+        slots = self.slot_time / self.seconds if self.seconds > 0 else 0.0
+        kept = self.groups / (self.groups + self.dropped) if self.groups else 1.0
+        t_gen = self.samples / n * mu / (slots * kept) if slots else 0.0
+        bound = max((self.train + self.lost["sync"]) / n, t_gen + self.stalled / n)
+        return StepOverlap(
+            seconds=self.seconds / n,
+            t_train=self.train / n,
+            t_gen=t_gen,
+            t_sync=self.sync / n,
+            bound=bound,
+            lost={cause: seconds / n for cause, seconds in self.lost.items()},
+            generation_busy=self.busy / n,
+            generation_stalled=self.stalled / n,
+            generation_idle=max(0.0, self.seconds - self.busy - self.stalled) / n,
+        )
+
+
+class Overlap:
+    """The accounting. Invariant: training and the losses add up to the time of the steps, per step and over the run."""
+
+    def __init__(self) -> None:
+        self._all = _Sums()
+        self._recent: deque[tuple[StepRecord, float, dict[Cause, float]]] = deque(maxlen=STEADY_STEPS)
+
+    def add(self, record: StepRecord) -> StepOverlap:
+        """The account of this step. Raises ValueError for a step that ends before it starts."""
+        if record.end < record.start:
+            raise ValueError(f"step {record.step} ends at {record.end}, before its start at {record.start}")
+        known_mu = self._all.slot_seconds / self._all.sessions if self._all.sessions else 0.0
+        train, lost = attribute(record)
+        self._all.add(record, train, lost)
+        self._recent.append((record, train, lost))
+        one = _Sums()
+        one.add(record, train, lost)
+        return one.mean(known_mu)
+
+    @property
+    def run(self) -> RunOverlap:
+        """The account up to now."""
+        total = self._all
+        return RunOverlap(
+            steps=total.steps,
+            seconds=total.seconds,
+            train_busy=total.train,
+            lost=dict(total.lost),
+            generation_busy=total.busy,
+            generation_stalled=total.stalled,
+            generation_idle=max(0.0, total.seconds - total.busy - total.stalled),
+            efficiency=total.mean().efficiency,
+            steady_efficiency=self._steady(),
+        )
+
+    def _steady(self) -> float:
+        skip = max(0, min(WARMUP_STEPS, self._all.steps // 3) - (self._all.steps - len(self._recent)))
+        recent = list(self._recent)[skip:]
+        if not recent:
+            return 0.0
+        sums = _Sums()
+        for record, train, lost in recent:
+            sums.add(record, train, lost)
+        median = statistics.median(record.end - record.start for record, _, _ in recent)
+        return sums.mean().bound / median if median > 0 else 0.0
+
+
+class OverlapCollector:
+    """Makes step records out of events (of all processes, as read) and keeps their account.
+
+    A step's record begins where the step before it ended, so what a trainer does between two `step` spans counts to the
+    later one; the first step after a start of the trainer begins at its own span.
+    """
+
+    def __init__(self) -> None:
+        self.overlap = Overlap()
+        self._last_end: float | None = None
+        self._servers: dict[str, dict[str, float]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._train: list[Interval] = []
+        self._waits: dict[Cause, list[Interval]] = {}
+        self._sync = self._stalled = self._busy = self._slot_seconds = 0.0
+        self._sessions = 0
+        self._heard: set[str] = set()
+
+    @property
+    def run(self) -> RunOverlap:
+        return self.overlap.run
+
+    def feed_all(self, events: Iterable[Event]) -> dict[str, float]:
+        """The metrics of the last step that these events completed; empty if none did."""
+        metrics: dict[str, float] = {}
+        for event in events:
+            account = self.feed(event)
+            if account is not None:
+                metrics = account.metrics()
+        return metrics
+
+    def feed(self, event: Event) -> StepOverlap | None:
+        """The account of a step, when its span arrives."""
+        if event.kind == "span":
+            if event.name == "step":
+                return self._finish(event)
+            self._span(event)
+        elif event.kind == "counter" and event.name.startswith("server_"):
+            self._server(event)
+        elif event.kind == "process" and event.name == "trainer" and not event.fields.get("rotated"):
+            self._last_end = None
+            self._begin()
+        return None
+
+    def _span(self, event: Event) -> None:
+        interval = (event.start, event.end)
+        if event.name in TRAIN_SPANS:
+            self._train.append(interval)
+        elif event.name in CAUSE_OF_SPAN:
+            self._waits.setdefault(CAUSE_OF_SPAN[event.name], []).append(interval)
+            if event.name == "publish":
+                self._sync += event.seconds
+                self._stalled += event.fields.get("generation_stalled", 0.0)
+        elif event.name == "session" and "engine_seconds" in event.fields and event.fields.get("partition") != "val":
+            self._sessions += 1
+            self._slot_seconds += event.fields["engine_seconds"]
+
+    def _server(self, event: Event) -> None:
+        if not isinstance(event.value, (int, float)):
+            return
+        server = str(event.fields.get("server", ""))
+        known = self._servers.setdefault(server, {})
+        if event.name == "server_busy_seconds":
+            before = known.get(event.name, event.value)  # the first reading is only where counting begins
+            self._busy += event.value - before if event.value >= before else event.value  # less: it was restarted
+        known[event.name] = event.value
+        self._heard.add(server)
+
+    def _finish(self, event: Event) -> StepOverlap:
+        engines = self._heard or set(self._servers)
+        fields = event.fields
+        record = StepRecord(
+            step=int(fields.get("step", 0)),
+            start=event.start if self._last_end is None else self._last_end,
+            end=event.end,
+            train=self._train,
+            waits=self._waits,
+            sync_seconds=self._sync,
+            generation_stalled=self._stalled,
+            generation_busy=self._busy,
+            engines=len(engines),
+            slots=int(sum(self._servers[server].get("server_slots", 0) for server in engines)),
+            slot_seconds=self._slot_seconds,
+            sessions=self._sessions,
+            samples=int(fields.get("samples", 0)),
+            groups=int(fields.get("groups", 0)),
+            groups_dropped=int(fields.get("dropped", 0)),
+        )
+        self._last_end = event.end
+        self._begin()
+        return self.overlap.add(record)
