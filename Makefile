@@ -1,0 +1,54 @@
+# Everything happens in .venv. Needs python3 (3.11 or later) with venv, make and git.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0+cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+PYTEST_ARGS ?=
+
+# Every torch process runs one thread: two beside a busy process are a hundred times slower on two cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help venv demo test lint format clean
+
+help:
+	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
+	@echo "make test    the test suite (PYTEST_ARGS='tests/config -k ...' narrows it)"
+	@echo "make lint    ruff, types, import direction"
+	@echo "make format  ruff's formatter and fixes"
+	@echo "make venv    only the environment, in .venv"
+	@echo "make clean   removes .venv and caches; keeps runs/"
+
+demo: venv
+	$(BIN)/streamrl train experiment=calculator $(ARGS)
+
+test: venv
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/basedpyright
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(VENV)/.installed
+
+# The pinned files are complete, hence --no-deps; `pip check` proves it. torch comes first because it must be the CPU
+# build: from what pip is configured to search if that has it, else from PyTorch's own index.
+$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-deps $(TORCH) || \
+	  $(BIN)/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

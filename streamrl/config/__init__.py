@@ -1,0 +1,60 @@
+"""Typed configuration, checked whole before anything starts.
+
+    arguments + YAML tree --compose--> plain values --keys--> known ones --schema--> dataclasses --derive, checks--> run
+
+`load_config` is that line. Nothing here imports torch or Ray, so that a mistake is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from streamrl.config.checks import check, check_ports
+from streamrl.config.compose import compose_values, resolve_over
+from streamrl.config.derive import derive
+from streamrl.config.keys import sort_keys
+from streamrl.config.root import StreamRLConfig
+from streamrl.config.schema import build
+from streamrl.errors import ConfigError
+
+__all__ = ["ConfigError", "Loaded", "StreamRLConfig", "check_ports", "from_dict", "load_config", "to_dict", "to_yaml"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    config: StreamRLConfig
+    inert: tuple[str, ...]
+    """Keys of verl's that were accepted and have no effect here."""
+
+
+def load_config(arguments: Sequence[str] = (), config_dir: str | None = None) -> Loaded:
+    """The configuration that `key=value` arguments select. Raises ConfigError naming every mistake found."""
+    composed = compose_values(arguments, config_dir)
+    given = sort_keys(resolve_over(to_dict(StreamRLConfig()), composed))
+    config = derive(build(StreamRLConfig, given.values))
+    check(config)
+    return Loaded(config, tuple(given.inert))
+
+
+def to_dict(config: StreamRLConfig) -> dict[str, Any]:
+    """Nested plain values: what crosses to other processes and what YAML shows."""
+    return _plain(asdict(config))
+
+
+def from_dict(values: Mapping[str, Any]) -> StreamRLConfig:
+    """The inverse of `to_dict`, with the same checks of keys and types (not of files)."""
+    return build(StreamRLConfig, sort_keys(values).values)
+
+
+def to_yaml(config: StreamRLConfig) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,164 @@
+"""What types cannot say: keys that must fit together, and files that must exist. Each check yields problems."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from streamrl.config.paths import defines, find, looked_in, split_file_object
+from streamrl.config.root import StreamRLConfig
+from streamrl.errors import ConfigError
+
+DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def check(config: StreamRLConfig) -> None:
+    """Raises ConfigError with every problem found. `config` is a derived one (streamrl.config.derive)."""
+    problems = [problem for one_check in CHECKS for problem in one_check(config)]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _batches(config: StreamRLConfig) -> Iterator[str]:
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    n, ranks = config.actor_rollout_ref.rollout.n, config.trainer.n_gpus_per_node * config.trainer.nnodes
+    names = f"data.train_batch_size={batch} and {ACTOR}.ppo_mini_batch_size={mini}"
+    if mini > batch:
+        yield f"{names}: a mini-batch cannot be larger than the batch (both count prompts)"
+    elif batch % mini:
+        yield f"{names}: the batch must be a multiple of the mini-batch (both count prompts)"
+    elif config.trainer.v1.trainer_mode == "separate_async":
+        sync = config.trainer.v1.separate_async.parameter_sync_step
+        if batch != sync * mini:
+            yield (
+                f"{names}: with trainer_mode=separate_async the batch is parameter_sync_step={sync} mini-batches; "
+                f"set trainer.v1.separate_async.parameter_sync_step={batch // mini}"
+            )
+    if mini * n < ranks:
+        yield f"a mini-batch of {mini} prompts x n={n} has fewer rows than the {ranks} training ranks"
+
+
+def _algorithm(config: StreamRLConfig) -> Iterator[str]:
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    if config.algorithm.adv_estimator == "grpo" and n < 2:
+        yield f"{ROLLOUT}.n={n}: algorithm.adv_estimator=grpo compares the samples of a prompt and needs n >= 2"
+    if actor.clip_ratio_c <= 1:
+        yield f"{ACTOR}.clip_ratio_c={actor.clip_ratio_c:g}: the dual clip bounds a ratio above 1; verl's value is 3.0"
+    if actor.clip_ratio_low is not None and actor.clip_ratio_low >= 1:
+        yield f"{ACTOR}.clip_ratio_low={actor.clip_ratio_low:g} must be below 1: the ratio is clipped at 1 - clip_ratio_low"
+
+
+def _lengths(config: StreamRLConfig) -> Iterator[str]:
+    data, context = config.data, config.actor_rollout_ref.rollout.max_model_len
+    need = data.max_prompt_length + data.max_response_length
+    if context is not None and context < need:
+        yield (
+            f"{ROLLOUT}.max_model_len={context} is shorter than data.max_prompt_length + data.max_response_length "
+            f"= {need}; raise it or shorten one of them"
+        )
+
+
+def _placement(config: StreamRLConfig) -> Iterator[str]:
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if config.runtime == "local" and ranks > 1:
+        yield f"runtime=local trains in one process, not {ranks} ranks; set trainer.n_gpus_per_node=1 trainer.nnodes=1"
+
+
+def _datasets(config: StreamRLConfig) -> Iterator[str]:
+    data, trainer = config.data, config.trainer
+    if not data.train_files and not trainer.val_only:
+        yield "data.train_files is not set; name jsonl, json or parquet files, or start with experiment=calculator"
+    if not data.val_files and (trainer.val_before_train or trainer.val_only or trainer.test_freq > 0):
+        yield "data.val_files is not set; name files, or set trainer.val_before_train=false and trainer.test_freq=-1"
+    for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
+        for file in files:
+            yield from _dataset_file(key, file)
+
+
+def _dataset_file(key: str, file: str) -> Iterator[str]:
+    suffix = Path(file).suffix
+    if not Path(file).is_file() or not Path(file).is_absolute():
+        yield f"{key}: there is no file {file}{looked_in(file)}"
+    elif suffix not in DATA_SUFFIXES:
+        yield f"{key}: {file} ends in {suffix or 'nothing'}; readable are {', '.join(DATA_SUFFIXES)}"
+    elif suffix == ".parquet" and find_spec("pyarrow") is None:
+        yield f"{key}: reading {file} needs pyarrow; pip install 'streamrl[parquet]', or convert the file to jsonl"
+
+
+def _model(config: StreamRLConfig) -> Iterator[str]:
+    model, parts = config.actor_rollout_ref.model, config.actor_rollout_ref
+    if parts.actor.strategy == "sim" and parts.rollout.name == "sim":
+        return
+    key = "actor_rollout_ref.model.path"
+    if not model.path:
+        yield f"{key} is not set; name a directory with config.json, safetensors weights and tokenizer"
+    elif find(model.path) is None:
+        yield f"{key}: there is no directory {model.path}{looked_in(model.path)}; a hub name must be downloaded first"
+    elif not Path(model.path, "config.json").is_file():
+        yield f"{key}: {model.path} has no config.json, so it is no model directory"
+    elif model.tokenizer_path and not any(Path(model.tokenizer_path).glob("tokenizer*")):
+        yield f"actor_rollout_ref.model.tokenizer_path: there is no tokenizer in {model.tokenizer_path}"
+
+
+def _code(config: StreamRLConfig) -> Iterator[str]:
+    custom = config.reward.custom_reward_function
+    if custom.path:
+        yield from _file_object("reward.custom_reward_function.path", custom.path, custom.name)
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    reference = split_file_object(loop)
+    if reference:
+        yield from _file_object(f"{ROLLOUT}.agent.default_agent_loop", *reference)
+
+
+def _file_object(key: str, file: str, name: str) -> Iterator[str]:
+    if not Path(file).is_file():
+        yield f"{key}: there is no file {file}{looked_in(file)}"
+        return
+    try:
+        if not defines(Path(file), name):
+            yield f"{key}: {file} defines no {name}"
+    except (SyntaxError, UnicodeDecodeError) as error:
+        yield f"{key}: {file} is no valid Python: {error}"
+
+
+def _directories(config: StreamRLConfig) -> Iterator[str]:
+    trainer, storage = config.trainer, config.transfer_queue.storage_dir
+    if (trainer.resume_mode == "resume_path") != (trainer.resume_from_path is not None):
+        yield (
+            f"trainer.resume_mode={trainer.resume_mode} with trainer.resume_from_path={trainer.resume_from_path or 'null'}: "
+            "resume_mode=resume_path and a run directory in resume_from_path go together"
+        )
+    elif trainer.resume_from_path and not Path(trainer.resume_from_path).is_dir():
+        yield f"trainer.resume_from_path: there is no directory {trainer.resume_from_path}{looked_in(trainer.resume_from_path)}"
+    if storage is not None and not (Path(storage).is_dir() and os.access(storage, os.W_OK)):
+        yield f"transfer_queue.storage_dir: {storage} is no writable directory"
+    runs = Path(trainer.runs_dir)
+    existing = next(path for path in (runs, *runs.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        yield f"trainer.runs_dir: cannot make {runs}: {existing} is no writable directory"
+
+
+CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
+    _batches, _algorithm, _lengths, _placement, _datasets, _model, _code, _directories,
+)  # fmt: skip
+
+
+def check_ports(config: StreamRLConfig) -> None:
+    """Raises ConfigError for a port that cannot be bound now. Not part of `check`: a dry run binds nothing."""
+    prometheus = config.monitor.prometheus
+    if not prometheus.enabled or prometheus.port == 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((prometheus.host, prometheus.port))
+        except OSError as error:
+            raise ConfigError(
+                f"monitor.prometheus.port={prometheus.port} cannot be used on {prometheus.host}: {error.strerror}; "
+                "choose another, or 0 for any free one"
+            ) from error

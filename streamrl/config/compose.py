@@ -1,0 +1,112 @@
+"""From the YAML tree and `key=value` arguments to one nested mapping of plain values.
+
+The YAML tree (streamrl/configs) and the arguments follow Hydra's rules and grammar. Nothing is ever instantiated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from streamrl.errors import ConfigError
+
+TREE = Path(__file__).resolve().parent.parent / "configs"
+GROUPS = ("experiment",)
+"""Directories of the tree from which an argument picks a file: experiment=calculator."""
+RESOLVERS = ("oc.env", "oc.select")
+"""What may stand before the colon in ${name:...}."""
+
+
+def compose_values(arguments: Sequence[str], config_dir: str | None = None) -> DictConfig:
+    """The values that the tree and the arguments set; interpolations are checked, not resolved yet.
+
+    `config_dir` is searched for experiments, too. Raises ConfigError.
+    """
+    lines = [_normalised(argument) for argument in arguments]
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError(f"--config-dir {config_dir} is no directory")
+        lines.append(f"hydra.searchpath=['file://{Path(config_dir).resolve()}']")
+    try:
+        with initialize_config_dir(config_dir=str(TREE), version_base="1.3"):
+            values = compose("train", overrides=lines)
+    except MissingConfigException as error:
+        raise ConfigError(_missing(error, config_dir)) from error
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"the configuration cannot be read: {_first_line(error)}") from error
+    OmegaConf.set_struct(values, False)
+    _check_interpolations(OmegaConf.to_container(values, resolve=False))
+    return values
+
+
+def resolve_over(defaults: dict[str, Any], values: DictConfig) -> dict[str, Any]:
+    """`values` laid over `defaults`, with ${...} replaced by what it names."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.create(defaults), values)
+        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"the configuration cannot be resolved: {_first_line(error)}") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _normalised(argument: str) -> str:
+    """The argument so that Hydra takes it whether or not the thin tree mentions the key."""
+    override = _parsed(argument)
+    if override.is_sweep_override():
+        raise ConfigError(f"{argument}: a run takes one value, not a sweep; write a list as key=[a,b]")
+    if override.is_delete():
+        return argument
+    line = argument.lstrip("+")
+    return line if override.key_or_group in GROUPS else f"++{line}"
+
+
+def _parsed(argument: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        raise ConfigError(
+            f"cannot read the argument {argument!r}: expected key=value ({_first_line(error)}); "
+            "quote special characters as key='\"value\"'"
+        ) from error
+
+
+def _missing(error: MissingConfigException, config_dir: str | None) -> str:
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    names = sorted(path.stem for path in (TREE / group).glob("*.yaml"))
+    more = sorted(path.stem for path in (Path(config_dir) / group).glob("*.yaml")) if config_dir else []
+    return f"there is no {group or 'config'} named {name!r}; there is: {', '.join(names + more)}"
+
+
+def _check_interpolations(node: Any) -> None:
+    for text in _strings(node):
+        if re.search(r"\$\{[^}]*\$\{", text):
+            raise ConfigError(f"nested interpolation in {text!r} is not allowed; name one key as ${{section.key}}")
+        for name in re.findall(r"\$\{\s*([^:}]*?)\s*:", text):
+            if name not in RESOLVERS:
+                raise ConfigError(f"the resolver {name!r} in {text!r} is not allowed; only {', '.join(RESOLVERS)} are")
+
+
+def _strings(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from _strings(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _strings(value)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,97 @@
+"""Fills the keys whose default is "derived", and makes paths absolute. The result is what `--dry-run` prints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from streamrl.config.paths import find, split_file_object
+from streamrl.config.root import ActorRolloutRefConfig, StreamRLConfig
+from streamrl.config.sections.actor import ActorConfig, ModelConfig
+from streamrl.config.sections.algorithm import AlgorithmConfig, RewardConfig
+from streamrl.config.sections.data import DataConfig
+from streamrl.config.sections.rollout import RolloutConfig
+from streamrl.config.sections.services import TransferQueueConfig
+from streamrl.config.sections.trainer import TrainerConfig
+
+
+def derive(config: StreamRLConfig) -> StreamRLConfig:
+    """A path that names nothing stays as it was given; `streamrl.config.checks` reports it."""
+    seed = config.trainer.seed
+    parts = config.actor_rollout_ref
+    return replace(
+        config,
+        data=_data(config.data, seed),
+        actor_rollout_ref=ActorRolloutRefConfig(
+            model=_model(parts.model), actor=_actor(parts.actor), rollout=_rollout(parts.rollout, config.data, seed)
+        ),
+        algorithm=_algorithm(config.algorithm, config.trainer),
+        reward=_reward(config.reward),
+        trainer=_trainer(config.trainer),
+        transfer_queue=_queue(config.transfer_queue),
+    )
+
+
+def _data(data: DataConfig, seed: int) -> DataConfig:
+    return replace(
+        data,
+        train_files=tuple(map(_existing, data.train_files)),
+        val_files=tuple(map(_existing, data.val_files)),
+        seed=seed if data.seed is None else data.seed,
+    )
+
+
+def _model(model: ModelConfig) -> ModelConfig:
+    path = _existing(model.path)
+    return replace(model, path=path, tokenizer_path=_existing(model.tokenizer_path) if model.tokenizer_path else path)
+
+
+def _actor(actor: ActorConfig) -> ActorConfig:
+    return replace(
+        actor,
+        strategy="sim" if actor.strategy == "sim" else "fsdp2",
+        clip_ratio_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
+        clip_ratio_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+    )
+
+
+def _rollout(rollout: RolloutConfig, data: DataConfig, seed: int) -> RolloutConfig:
+    custom = split_file_object(rollout.agent.default_agent_loop)
+    loop = f"{_existing(custom[0])}:{custom[1]}" if custom else rollout.agent.default_agent_loop
+    return replace(
+        rollout,
+        seed=seed if rollout.seed is None else rollout.seed,
+        max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        agent=replace(rollout.agent, default_agent_loop=loop),
+    )
+
+
+def _algorithm(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> AlgorithmConfig:
+    correction = algorithm.rollout_correction
+    if correction.bypass_mode is not None:
+        return algorithm
+    bypass = trainer.v1.trainer_mode != "sync"
+    return replace(algorithm, rollout_correction=replace(correction, bypass_mode=bypass))
+
+
+def _reward(reward: RewardConfig) -> RewardConfig:
+    custom = reward.custom_reward_function
+    path = _existing(custom.path) if custom.path else None
+    return replace(reward, custom_reward_function=replace(custom, path=path))
+
+
+def _trainer(trainer: TrainerConfig) -> TrainerConfig:
+    return replace(
+        trainer,
+        runs_dir=str(Path(trainer.runs_dir).expanduser().absolute()),
+        resume_from_path=_existing(trainer.resume_from_path) if trainer.resume_from_path else None,
+    )
+
+
+def _queue(queue: TransferQueueConfig) -> TransferQueueConfig:
+    return replace(queue, storage_dir=_existing(queue.storage_dir) if queue.storage_dir else None)
+
+
+def _existing(path: str) -> str:
+    found = find(path) if path else None
+    return path if found is None else str(found)

@@ -1,0 +1,97 @@
+"""Sorting the keys a user gave: known, verl's without effect here, verl's not available yet, unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from streamrl.config.schema import is_open, known_keys, sections, show
+from streamrl.config.verl_keys import INERT, RENAMED, UNAVAILABLE
+from streamrl.errors import ConfigError
+
+
+@dataclass(slots=True)
+class SortedKeys:
+    values: dict[str, Any] = field(default_factory=dict)
+    """Known keys only, nested."""
+    inert: list[str] = field(default_factory=list)
+    """Dotted keys that were accepted and do nothing."""
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf. Mappings under an open key stay whole, so does an empty mapping."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        hint = known_keys().get(key)
+        if isinstance(value, Mapping) and value and not (hint is not None and is_open(hint)):
+            yield from flatten(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
+    """Raises ConfigError with one problem per key that is unknown or asks for what does not exist yet."""
+    result, problems = SortedKeys(), []
+    for key, value in flatten(tree):
+        key = _renamed(key)
+        if "_target_" in key.split(".") or _has_target(value):
+            problems.append(f"{key}: nothing in the configuration runs code, so _target_ is refused")
+        elif key in known_keys():
+            _put(result.values, key.split("."), value)
+        elif key in UNAVAILABLE:
+            if value not in UNAVAILABLE[key]:
+                problems.append(f"{key}={show(value)} is not available yet; leave it out or set {show(UNAVAILABLE[key][0])}")
+        elif any(fnmatchcase(key, pattern) for pattern in INERT):
+            result.inert.append(key)
+        elif key in sections():
+            if value not in ({}, None):
+                problems.append(f"{key}={show(value)}: {key} is a section; its keys are {', '.join(_children(key))}")
+        else:
+            problems.append(_unknown(key))
+    if problems:
+        raise ConfigError(*problems)
+    return result
+
+
+def _has_target(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(name == "_target_" or _has_target(item) for name, item in value.items())
+
+
+def _renamed(key: str) -> str:
+    for old, new in RENAMED.items():
+        if key == old or key.startswith(old + "."):
+            return new + key[len(old) :]
+    return key
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def _children(section: str) -> list[str]:
+    prefix = section + "."
+    return sorted({key[len(prefix) :].split(".")[0] for key in known_keys() if key.startswith(prefix)})
+
+
+def _unknown(key: str) -> str:
+    near = nearest(key)
+    return f"unknown key {key}" + (f"; did you mean {near}?" if near else "; `streamrl train --dry-run` prints all keys")
+
+
+def nearest(key: str) -> str | None:
+    """The known key that `key` most likely means: with a prefix forgotten, misplaced, or misspelt."""
+    known = list(known_keys())
+    forgotten = [name for name in known if name.endswith("." + key)]
+    if len(forgotten) == 1:
+        return forgotten[0]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+    if close:
+        return close[0]
+    last = key.rsplit(".", 1)[-1]
+    same = [name for name in known if name.rsplit(".", 1)[-1] == last]
+    return next(iter(difflib.get_close_matches(key, same or known, n=1, cutoff=0.0 if same else 0.75)), None)

@@ -1,0 +1,51 @@
+"""Finding what a path in the configuration names, and looking into a Python file without running it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def roots() -> list[Path]:
+    """Where a relative path is looked up: the working directory, then the checkout this package runs from."""
+    cwd = Path.cwd()
+    from_checkout = (REPOSITORY / "pyproject.toml").is_file() and cwd != REPOSITORY
+    return [cwd, REPOSITORY] if from_checkout else [cwd]
+
+
+def find(path: str) -> Path | None:
+    """The absolute path of an existing file or directory; None if there is none."""
+    given = Path(path).expanduser()
+    candidates = [given] if given.is_absolute() else [root / given for root in roots()]
+    return next((candidate.resolve() for candidate in candidates if candidate.exists()), None)
+
+
+def looked_in(path: str) -> str:
+    """For error messages: where `find` looked."""
+    return "" if Path(path).expanduser().is_absolute() else f" (looked in {', '.join(map(str, roots()))})"
+
+
+def split_file_object(reference: str) -> tuple[str, str] | None:
+    """("path/to/file.py", "Name") of "path/to/file.py:Name"; None for a registered name."""
+    path, colon, name = reference.rpartition(":")
+    return (path, name) if colon else None
+
+
+def defines(file: Path, name: str) -> bool:
+    """Whether the module binds `name` at its top level. Raises SyntaxError naming file and line."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    return name in {bound for node in tree.body for bound in _bound_names(node)}
+
+
+def _bound_names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return []

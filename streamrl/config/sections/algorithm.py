@@ -1,0 +1,41 @@
+"""`algorithm.*` and `reward.*`: from scores to advantages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streamrl.config.sections.types import Fraction, PositiveFloat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCorrectionConfig:
+    rollout_is: Literal["token", "sequence"] | None = None
+    """Importance weight of the training policy over the rollout policy, truncated; None: no weight."""
+    rollout_is_threshold: PositiveFloat = 2.0
+    bypass_mode: bool | None = None
+    """True: the old policy is the one that generated (rollout_log_probs). None: True in async modes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmConfig:
+    adv_estimator: Literal["grpo"] = "grpo"
+    norm_adv_by_std_in_grpo: bool = True
+    gamma: Fraction = 1.0
+    lam: Fraction = 1.0
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomRewardConfig:
+    path: str | None = None
+    """A Python file; None: `name` is a registered reward."""
+    name: str = "compute_score"
+    """compute_score(data_source, solution_str, ground_truth, extra_info) -> float or {"score": ...}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
+    timeout: PositiveFloat = 10.0
+    """Seconds of one call."""

@@ -1,0 +1,89 @@
+"""`actor_rollout_ref.rollout.*`: the LLM servers, the agents on them and their tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from streamrl.config.sections.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+    Scalar,
+)
+
+TopK = Annotated[int, Meta(ge=-1)]
+"""-1: all tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValKwargs:
+    """How validation samples, beside the greedy pass that it always makes."""
+
+    temperature: NonNegativeFloat = 0.0
+    n: PositiveInt = 1
+    do_sample: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiTurnConfig:
+    """Budgets of a trajectory. None: only the token budget bounds it."""
+
+    max_assistant_turns: PositiveInt | None = None
+    max_parallel_calls: PositiveInt = 1
+    """Tool calls of one turn that run at the same time; further ones are answered with an error text."""
+    max_tool_response_length: PositiveInt = 256
+    """Characters of one tool answer."""
+    format: Literal["hermes"] = "hermes"
+    tool_timeout: PositiveFloat = 10.0
+    """Seconds of one tool call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    num_workers: PositiveInt = 2
+    default_agent_loop: str = "single_turn_agent"
+    """A registered name or `path/to/file.py:Class`; a row's `agent_name` goes first."""
+    max_sessions: PositiveInt = 64
+    """Sessions that one worker runs at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """The server without a model: `max_num_seqs` slots and distributions."""
+
+    clock: Literal["real", "virtual"] = "real"
+    token_seconds: PositiveFloat = 0.01
+    """Time between two tokens of one request."""
+    prefill_seconds: NonNegativeFloat = 0.01
+    response_tokens_mean: PositiveFloat = 64.0
+    """Response lengths are log-normal, cut at max_response_length."""
+    response_tokens_sigma: NonNegativeFloat = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    name: Literal["torch", "sim"] = "torch"
+    num_replicas: PositiveInt = 1
+    """LLM servers."""
+    n: PositiveInt = 8
+    """Samples per prompt."""
+    temperature: PositiveFloat = 1.0
+    top_p: OpenFraction = 1.0
+    top_k: TopK = -1
+    max_num_seqs: PositiveInt = 256
+    """Slots of one server: requests that decode together."""
+    max_model_len: PositiveInt | None = None
+    """Context of one server in tokens; None: max_prompt_length + max_response_length."""
+    seed: NonNegativeInt | None = None
+    """None: trainer.seed."""
+    val_kwargs: ValKwargs = field(default_factory=ValKwargs)
+    multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    tools: dict[str, dict[str, Scalar]] = field(default_factory=dict)
+    """Tools that agents may call: name -> keyword arguments, e.g. {"calculator": {"latency_mean": 0.3}}."""
+    sim: SimConfig = field(default_factory=SimConfig)

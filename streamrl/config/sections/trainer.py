@@ -1,0 +1,60 @@
+"""`trainer.*`: how long, in which mode, where, and what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streamrl.config.sections.types import EveryOrNever, Name, NonNegativeInt, PositiveInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeparateAsyncConfig:
+    num_warmup_batches: NonNegativeInt = 1
+    """Batches of prompts issued ahead of the first step."""
+    parameter_sync_step: PositiveInt = 4
+    """Mini-batches trained per published weight version; times ppo_mini_batch_size it is the train_batch_size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerConfig:
+    max_off_policy_threshold: PositiveInt = 8
+    """Counts from 1: 1 is on-policy, k admits tokens k - 1 versions old."""
+    max_off_policy_strategy: Literal["drop"] | None = "drop"
+    """drop: a group that is too old leaves and another prompt is issued; null: the age is only measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class V1Config:
+    trainer_mode: Literal["sync", "separate_async"] = "sync"
+    separate_async: SeparateAsyncConfig = field(default_factory=SeparateAsyncConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    total_training_steps: PositiveInt | None = None
+    """None: total_epochs times the full batches in the dataset."""
+    total_epochs: PositiveInt = 30
+    project_name: Name = "streamrl"
+    experiment_name: Name = "run"
+    """Names the run directory: <runs_dir>/<time>-<experiment_name>."""
+    nnodes: PositiveInt = 1
+    n_gpus_per_node: PositiveInt = 1
+    """Training ranks per node; with device=cpu a rank is one process with one thread."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    save_freq: EveryOrNever = -1
+    """Steps between checkpoints; -1: none."""
+    test_freq: EveryOrNever = -1
+    """Steps between validations; -1: only before and after."""
+    val_before_train: bool = True
+    val_only: bool = False
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    """auto: continue the newest unfinished run of this project and experiment that has a checkpoint."""
+    resume_from_path: str | None = None
+    """A run directory; needs resume_mode=resume_path."""
+    runs_dir: str = "runs"
+    seed: NonNegativeInt = 42
+    logger: tuple[Literal["console"], ...] = ("console",)
+    """Besides metrics.jsonl, which every run writes."""
+    v1: V1Config = field(default_factory=V1Config)

@@ -1,0 +1,23 @@
+"""Numbers with limits. msgspec checks a value against them; an error message is made from them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+OpenFraction = Annotated[float, Meta(gt=0, le=1)]
+EveryOrNever = Annotated[int, Meta(ge=-1)]
+"""A period in steps; -1 (or 0) means never."""
+SampleLimit = Annotated[int, Meta(ge=-1)]
+"""A number of rows; -1 means all."""
+Port = Annotated[int, Meta(ge=0, le=65535)]
+"""0 means any free one."""
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Becomes part of a directory name."""
+Scalar = str | int | float | bool | None

@@ -1,0 +1,19 @@
+"""Errors a user can mend. The command line shows them in one or two lines, without a traceback, with exit status 2."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Base: the message says what was wrong, with which value, and what to do."""
+
+
+class ConfigError(UserError):
+    """The configuration cannot run. `problems` holds one message per mistake; the first ones are shown."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class DatasetError(UserError):
+    """A dataset file is missing or a row of it is malformed; the message names file, line and column."""
