@@ -99,7 +99,7 @@ class Span:
         self.__exit__(kind, error, tb)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """numpy and torch scalars as Python numbers; anything else as its text."""
     try:
         return value.item()
@@ -142,7 +142,7 @@ class EventLog:
         self._wall = wall
         self._host = host or (_host() if clock is time.monotonic else "virtual")
         self._max_bytes, self._keep_files = max_bytes, keep_files
-        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self._encoder = msgspec.json.Encoder(enc_hook=plain)
         self._lock = threading.Lock()
         self._fd, self._size, self._torn = -1, 0, False
         if self.directory is not None:

@@ -22,6 +22,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from streamrl.monitor.events import Event
 from streamrl.monitor.schema import CAUSE_OF_SPAN, CAUSES, TRAIN_SPANS, Cause
@@ -116,6 +117,17 @@ class RunOverlap:
     """η with the first fill of the pipeline counted as loss."""
     steady_efficiency: float
     """η of the last steps after warm-up, against the median step."""
+
+    def summary_fields(self) -> dict[str, Any]:
+        """The part of summary.json that this account fills."""
+        return {
+            "overlap_efficiency": self.efficiency,
+            "overlap_efficiency_steady": self.steady_efficiency,
+            "measured_seconds": self.seconds,
+            "lost_seconds_by_cause": dict(self.lost),
+            "busy_seconds": {"training": self.train_busy, "generation": self.generation_busy},
+            "generation_waits": {"sync": self.generation_stalled, "idle": self.generation_idle},
+        }
 
 
 def length(intervals: Iterable[Interval]) -> float:

@@ -194,3 +194,12 @@ def check_step_metrics(metrics: Mapping[str, object]) -> None:
         hints = [(name, get_close_matches(name, _EXACT, n=1)) for name in unknown]
         text = ", ".join(f"{name!r}" + (f" (nearest: {near[0]!r})" if near else "") for name, near in hints)
         raise ValueError(f"step metrics that monitor/registry.py does not know: {text}")
+
+
+def by_reason_class(dropped: Mapping[str, int]) -> dict[str, int]:
+    """Counts by the class of the reason ("failed: ValueError ..." counts as "failed"), so that labels stay bounded."""
+    totals: dict[str, int] = {}
+    for reason, count in dropped.items():
+        name = reason.split(":", 1)[0].strip() or "unknown"
+        totals[name] = totals.get(name, 0) + count
+    return totals

@@ -1,0 +1,50 @@
+"""One call for each thing that a trainer looks at regularly and writes to the event log as several events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from streamrl.monitor.events import EventLog
+from transfer_queue.net.messages import QueueStats
+
+
+class Load(Protocol):
+    """The part of agent_loop.llm.protocol.ServerLoad that is written."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def weight_version(self) -> int: ...
+    @property
+    def tokens_generated(self) -> int: ...
+    @property
+    def busy_seconds(self) -> float: ...
+
+
+def emit_queue(log: EventLog, stats: QueueStats) -> None:
+    """The depth of the queue by state."""
+    for partition, part in stats.partitions.items():
+        for state, count in part.depth.items():
+            log.counter("queue_groups", count, partition=partition, state=state)
+        log.counter("queue_bytes", part.nbytes, partition=partition)
+
+
+def emit_loads(log: EventLog, loads: Mapping[str, Load]) -> None:
+    """What each LLM server does. Once a step at least: the overlap accounting takes slots and busy time from here."""
+    for server, load in loads.items():
+        log.counter("server_running", load.running, server=server)
+        log.counter("server_waiting", load.waiting, server=server)
+        log.counter("server_slots", load.slots, server=server)
+        log.counter("server_tokens", load.tokens_generated, server=server)
+        log.counter("server_busy_seconds", load.busy_seconds, server=server)
+        log.counter("weight_version", load.weight_version, role="rollout", engine=server)
+
+
+def emit_trainer_version(log: EventLog, version: int) -> None:
+    """The version that the trainer holds (its optimizer steps), which the servers may not serve yet."""
+    log.counter("weight_version", version, role="trainer", engine="")

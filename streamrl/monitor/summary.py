@@ -1,0 +1,149 @@
+"""`summary.json`, written once when a run ends, however it ends, and the table that the user sees then."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from streamrl.monitor.files import replace_file
+from streamrl.monitor.registry import by_reason_class
+from transfer_queue.net.messages import QueueStats
+
+FILE = "summary.json"
+
+Status = Literal["finished", "interrupted", "failed"]
+
+
+class Groups(msgspec.Struct, kw_only=True):
+    """Where the prompt groups of the training partition ended."""
+
+    trained: int = 0
+    dropped: dict[str, int] = {}
+    """By class of reason: stale, filtered, failed."""
+    dead: int = 0
+
+    @classmethod
+    def of(cls, stats: QueueStats, partition: str = "train") -> Groups:
+        part = stats.partitions.get(partition)
+        if part is None:
+            return cls()
+        return cls(
+            trained=part.depth.get("trained", 0),
+            dropped=by_reason_class(part.dropped),
+            dead=part.depth.get("dead", len(part.dead)),
+        )
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """What became of a run. Accuracies are None where no validation ran; seconds are None-free.
+
+    The losses and the busy time of training add up to `measured_seconds`, the time of the steps.
+    """
+
+    status: Status
+    error: str = ""
+    """Why it failed, one line."""
+    steps: int
+    train_seconds: float
+    """From the first step's start to the last one's end, validation before and after left out."""
+    val_sampled_before: float | None = None
+    val_sampled_after: float | None = None
+    val_greedy_before: float | None = None
+    val_greedy_after: float | None = None
+    overlap_efficiency: float = 0.0
+    overlap_efficiency_steady: float = 0.0
+    measured_seconds: float = 0.0
+    lost_seconds_by_cause: dict[str, float] = {}
+    busy_seconds: dict[str, float] = {}
+    """Of "training" and of "generation" (the mean engine)."""
+    generation_waits: dict[str, float] = {}
+    groups: Groups = msgspec.field(default_factory=Groups)
+    extra: dict[str, Any] = {}
+    """What else a mode wants to tell (mode, seed, restarts)."""
+
+
+def write_summary(run_dir: Path | str, summary: Summary) -> Path:
+    """Write it atomically; numbers that are not finite become null."""
+    path = Path(run_dir) / FILE
+    replace_file(path, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    return path
+
+
+def read_summary(run_dir: Path | str) -> Summary:
+    return msgspec.json.decode((Path(run_dir) / FILE).read_bytes(), type=Summary)
+
+
+# --- the table at the end -----------------------------------------------------------------------------------------
+
+LABELS = {
+    "wait_data": "waiting for data",
+    "wait_order": "waiting for order",
+    "sync": "weight sync",
+    "hand_off": "hand-off",
+    "checkpoint": "checkpoint",
+    "validation": "validation",
+    "unaccounted": "unaccounted",
+    "idle": "no request",
+}
+"""How causes are called where people read them."""
+
+
+def render_summary(summary: Summary, run_dir: Path | str) -> RenderableType:
+    headline = f"{summary.status}: {summary.steps} steps in {summary.train_seconds:.0f} s"
+    parts: list[RenderableType] = [Text(headline, style="bold")]
+    if summary.error:
+        parts.append(Text(summary.error, style="red"))
+    parts += [_validation(summary), _time(summary), _groups(summary), Text(f"run directory: {run_dir}")]
+    return Group(*parts)
+
+
+def print_summary(summary: Summary, run_dir: Path | str, console: Console | None = None) -> None:
+    (console or Console()).print(render_summary(summary, run_dir))
+
+
+def _validation(summary: Summary) -> Table:
+    table = Table("validation accuracy", "before", "after", title_justify="left")
+    for name, before, after in (
+        ("sampled (temperature 1)", summary.val_sampled_before, summary.val_sampled_after),
+        ("greedy", summary.val_greedy_before, summary.val_greedy_after),
+    ):
+        table.add_row(name, _share(before), _share(after))
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _time(summary: Summary) -> Table:
+    """Busy and waiting time of training and of generation, each adding up to the time of the steps."""
+    total = summary.measured_seconds
+    table = Table("time", "training", "generation", "of the steps")
+    for column in (1, 2, 3):
+        table.columns[column].justify = "right"
+
+    def row(label: str, training: float | None, generation: float | None) -> None:
+        shown = [value for value in (training, generation) if value is not None]
+        if max(shown, default=0.0) < 0.05:
+            return
+        percent = " / ".join(f"{100 * value / total:.0f} %" for value in shown) if total > 0 else ""
+        table.add_row(label, *("" if v is None else f"{v:.1f} s" for v in (training, generation)), percent)
+
+    row("busy", summary.busy_seconds.get("training", 0.0), summary.busy_seconds.get("generation", 0.0))
+    for cause in {**summary.lost_seconds_by_cause, **summary.generation_waits}:
+        row(LABELS.get(cause, cause), summary.lost_seconds_by_cause.get(cause), summary.generation_waits.get(cause))
+    efficiency = f"overlap efficiency {summary.overlap_efficiency:.2f}, steady {summary.overlap_efficiency_steady:.2f}"
+    table.caption = efficiency + " (bound / measured step time)"
+    return table
+
+
+def _groups(summary: Summary) -> Text:
+    groups = summary.groups
+    dropped = ", ".join(f"{count} {reason}" for reason, count in groups.dropped.items()) or "0"
+    return Text(f"prompt groups: {groups.trained} trained, dropped: {dropped}, dead: {groups.dead}")
