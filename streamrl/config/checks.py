@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from agent_loop.loop import load_agent_loop
+from agent_loop.plugins import PluginError, is_path_spec
+from agent_loop.rewards import REWARDS
+from agent_loop.tools.base import load_tool
 from streamrl.config.paths import defines, find, looked_in, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.errors import ConfigError
@@ -50,7 +54,7 @@ def _algorithm(config: StreamRLConfig) -> Iterator[str]:
     if actor.clip_ratio_c <= 1:
         yield f"{ACTOR}.clip_ratio_c={actor.clip_ratio_c:g}: the dual clip bounds a ratio above 1; verl's value is 3.0"
     if actor.clip_ratio_low is not None and actor.clip_ratio_low >= 1:
-        yield f"{ACTOR}.clip_ratio_low={actor.clip_ratio_low:g} must be below 1: the ratio is clipped at 1 - clip_ratio_low"
+        yield f"{ACTOR}.clip_ratio_low={actor.clip_ratio_low:g} must be below 1 (the ratio is clipped at 1 - it)"
 
 
 def _lengths(config: StreamRLConfig) -> Iterator[str]:
@@ -115,6 +119,27 @@ def _code(config: StreamRLConfig) -> Iterator[str]:
         yield from _file_object(f"{ROLLOUT}.agent.default_agent_loop", *reference)
 
 
+def _names(config: StreamRLConfig) -> Iterator[str]:
+    """What is shipped under a name is made once here; a user's own file is only looked into."""
+    rollout, reward = config.actor_rollout_ref.rollout, config.reward.custom_reward_function
+    try:
+        if not is_path_spec(rollout.agent.default_agent_loop):
+            load_agent_loop(rollout.agent.default_agent_loop)
+    except PluginError as error:
+        yield f"{ROLLOUT}.agent.default_agent_loop: {error}"
+    if reward.path is None and reward.name not in REWARDS:
+        yield (
+            f"reward.custom_reward_function.path is not set and no reward is registered as {reward.name!r}; "
+            f"name a Python file, or set reward.custom_reward_function.name to one of {', '.join(REWARDS.names())}"
+        )
+    for name, kwargs in rollout.tools.items():
+        try:
+            if not is_path_spec(name):
+                load_tool(name, **kwargs)
+        except (PluginError, ValueError) as error:
+            yield f"{ROLLOUT}.tools.{name}: {error}"
+
+
 def _file_object(key: str, file: str, name: str) -> Iterator[str]:
     if not Path(file).is_file():
         yield f"{key}: there is no file {file}{looked_in(file)}"
@@ -130,11 +155,11 @@ def _directories(config: StreamRLConfig) -> Iterator[str]:
     trainer, storage = config.trainer, config.transfer_queue.storage_dir
     if (trainer.resume_mode == "resume_path") != (trainer.resume_from_path is not None):
         yield (
-            f"trainer.resume_mode={trainer.resume_mode} with trainer.resume_from_path={trainer.resume_from_path or 'null'}: "
+            f"trainer.resume_mode={trainer.resume_mode} with resume_from_path={trainer.resume_from_path or 'null'}: "
             "resume_mode=resume_path and a run directory in resume_from_path go together"
         )
-    elif trainer.resume_from_path and not Path(trainer.resume_from_path).is_dir():
-        yield f"trainer.resume_from_path: there is no directory {trainer.resume_from_path}{looked_in(trainer.resume_from_path)}"
+    elif (path := trainer.resume_from_path) and not Path(path).is_dir():
+        yield f"trainer.resume_from_path: there is no directory {path}{looked_in(path)}"
     if storage is not None and not (Path(storage).is_dir() and os.access(storage, os.W_OK)):
         yield f"transfer_queue.storage_dir: {storage} is no writable directory"
     runs = Path(trainer.runs_dir)
@@ -144,7 +169,7 @@ def _directories(config: StreamRLConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
-    _batches, _algorithm, _lengths, _placement, _datasets, _model, _code, _directories,
+    _batches, _algorithm, _lengths, _placement, _datasets, _model, _code, _names, _directories,
 )  # fmt: skip
 
 

@@ -23,7 +23,9 @@ def derive(config: StreamRLConfig) -> StreamRLConfig:
         config,
         data=_data(config.data, seed),
         actor_rollout_ref=ActorRolloutRefConfig(
-            model=_model(parts.model), actor=_actor(parts.actor), rollout=_rollout(parts.rollout, config.data, seed)
+            model=_model(parts.model),
+            actor=_actor(parts.actor, config.data),
+            rollout=_rollout(parts.rollout, config.data, seed),
         ),
         algorithm=_algorithm(config.algorithm, config.trainer),
         reward=_reward(config.reward),
@@ -46,12 +48,13 @@ def _model(model: ModelConfig) -> ModelConfig:
     return replace(model, path=path, tokenizer_path=_existing(model.tokenizer_path) if model.tokenizer_path else path)
 
 
-def _actor(actor: ActorConfig) -> ActorConfig:
+def _actor(actor: ActorConfig, data: DataConfig) -> ActorConfig:
     return replace(
         actor,
         strategy="sim" if actor.strategy == "sim" else "fsdp2",
         clip_ratio_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
         clip_ratio_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        loss_scale_factor=actor.loss_scale_factor or float(data.max_response_length),
     )
 
 

@@ -43,7 +43,8 @@ def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
             _put(result.values, key.split("."), value)
         elif key in UNAVAILABLE:
             if value not in UNAVAILABLE[key]:
-                problems.append(f"{key}={show(value)} is not available yet; leave it out or set {show(UNAVAILABLE[key][0])}")
+                usual = show(UNAVAILABLE[key][0])
+                problems.append(f"{key}={show(value)} is not available yet; leave it out or set {usual}")
         elif any(fnmatchcase(key, pattern) for pattern in INERT):
             result.inert.append(key)
         elif key in sections():
@@ -80,7 +81,8 @@ def _children(section: str) -> list[str]:
 
 def _unknown(key: str) -> str:
     near = nearest(key)
-    return f"unknown key {key}" + (f"; did you mean {near}?" if near else "; `streamrl train --dry-run` prints all keys")
+    hint = f"did you mean {near}?" if near else "`streamrl train --dry-run experiment=calculator` prints all keys"
+    return f"unknown key {key}; {hint}"
 
 
 def nearest(key: str) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from agent_loop.plugins import is_path_spec
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -29,8 +31,8 @@ def looked_in(path: str) -> str:
 
 def split_file_object(reference: str) -> tuple[str, str] | None:
     """("path/to/file.py", "Name") of "path/to/file.py:Name"; None for a registered name."""
-    path, colon, name = reference.rpartition(":")
-    return (path, name) if colon else None
+    path, _, name = reference.rpartition(":")
+    return (path, name) if is_path_spec(reference) else None
 
 
 def defines(file: Path, name: str) -> bool:

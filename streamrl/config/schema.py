@@ -97,8 +97,8 @@ def describe(hint: Any) -> str:
     """What a key takes, in words: "an integer >= 1 or null"."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        limits = [f"{sign} {show(getattr(args[1], name))}" for name, sign in _LIMITS if getattr(args[1], name) is not None]
-        return " ".join([describe(args[0]), " and ".join(limits)]).rstrip()
+        limits = [(sign, getattr(args[1], name)) for name, sign in _LIMITS]
+        return f"{describe(args[0])} " + " and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)
     if origin is Literal:
         only = [show(choice) for choice in args]
         return f"only {only[0]}" if len(only) == 1 else "one of " + ", ".join(only)

@@ -58,7 +58,11 @@ class ActorConfig:
     clip_ratio_high: PositiveFloat | None = None
     clip_ratio_c: PositiveFloat = 3.0
     """Dual clip: the bound on the ratio where the advantage is negative; above 1."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    loss_agg_mode: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = "token-mean"
+    loss_scale_factor: PositiveFloat | None = None
+    """Of seq-mean-token-sum-norm; None: data.max_response_length."""
     entropy_coeff: NonNegativeFloat = 0.0
     use_kl_loss: Literal[False] = False
     """A reference policy does not exist yet."""

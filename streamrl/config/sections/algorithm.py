@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamrl.config.sections.types import Fraction, PositiveFloat
+from streamrl.config.sections.types import Fraction, PositiveFloat, Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCorrectionConfig:
-    rollout_is: Literal["token", "sequence"] | None = None
-    """Importance weight of the training policy over the rollout policy, truncated; None: no weight."""
+    rollout_is: Literal["token"] | None = None
+    """token: each token's loss is weighted by old policy / rollout policy, at most the threshold; None: no weight."""
     rollout_is_threshold: PositiveFloat = 2.0
     bypass_mode: bool | None = None
     """True: the old policy is the one that generated (rollout_log_probs). None: True in async modes."""
@@ -31,7 +31,8 @@ class CustomRewardConfig:
     path: str | None = None
     """A Python file; None: `name` is a registered reward."""
     name: str = "compute_score"
-    """compute_score(data_source, solution_str, ground_truth, extra_info) -> float or {"score": ...}"""
+    """compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs) -> float or {"score": ...}"""
+    reward_kwargs: dict[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

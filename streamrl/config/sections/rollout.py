@@ -38,6 +38,8 @@ class MultiTurnConfig:
     """Tool calls of one turn that run at the same time; further ones are answered with an error text."""
     max_tool_response_length: PositiveInt = 256
     """Characters of one tool answer."""
+    tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
+    """Which part of a longer answer is cut out."""
     format: Literal["hermes"] = "hermes"
     tool_timeout: PositiveFloat = 10.0
     """Seconds of one tool call."""
@@ -85,5 +87,5 @@ class RolloutConfig:
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     tools: dict[str, dict[str, Scalar]] = field(default_factory=dict)
-    """Tools that agents may call: name -> keyword arguments, e.g. {"calculator": {"latency_mean": 0.3}}."""
+    """Tools that agents may call: name -> keyword arguments, e.g. {"calculator": {"mean": 0.3}}."""
     sim: SimConfig = field(default_factory=SimConfig)

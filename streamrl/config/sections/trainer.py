@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamrl.config.sections.types import EveryOrNever, Name, NonNegativeInt, PositiveInt
+from streamrl.config.sections.types import (
+    EveryOrNever,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparateAsyncConfig:
-    num_warmup_batches: NonNegativeInt = 1
-    """Batches of prompts issued ahead of the first step."""
+    num_warmup_batches: NonNegativeFloat = 1.0
+    """Batches of prompts that are out beside the one being trained; may be a fraction."""
     parameter_sync_step: PositiveInt = 4
     """Mini-batches trained per published weight version; times ppo_mini_batch_size it is the train_batch_size."""
 
@@ -54,6 +61,8 @@ class TrainerConfig:
     resume_from_path: str | None = None
     """A run directory; needs resume_mode=resume_path."""
     runs_dir: str = "runs"
+    stall_timeout: PositiveFloat = 300.0
+    """Seconds that the trainer waits for any progress of generation before it gives up and says who was stuck."""
     seed: NonNegativeInt = 42
     logger: tuple[Literal["console"], ...] = ("console",)
     """Besides metrics.jsonl, which every run writes."""
