@@ -13,9 +13,9 @@ How a trainer uses the room:
     overlap, tail = OverlapCollector(), EventTail(run_dir)
     exporter = Exporter(run_dir, port=config.monitor.prometheus.port)
 
-    with log.span("step", step=step) as span:                       # steps touch: pass start=<end of the last one>
-        async with log.span("wait_data", step=step): ...            # wait_order, hand_off, publish, checkpoint, validate
-        async with log.span("train", step=step) as train: train.add(rows=128)     # old_log_prob, advantage
+    with log.span("step", step=step) as span:
+        async with log.span("wait_data", step=step): ...            # every name of schema.py
+        async with log.span("train", step=step) as train: train.add(rows=128)
         emit_queue(log, queue_stats); emit_loads(log, {server_id: load})
         span.add(groups=16, samples=128, dropped=0)
     metrics |= overlap.feed_all(tail.poll())                        # overlap/*, lost_s/* of this step

@@ -4,59 +4,43 @@
     with log.span("train", step=3) as span:          # `async with` too
         span.add(rows=128)
     log.counter("queue_groups", 12, partition="train", state="ready")
-    for event in read_events(run_dir): ...            # all processes, on one wall clock
 
 Produces `events/{process}.{number:04d}.jsonl`: one JSON object a line, written by one append each, so a killed process
 leaves at most one torn line, which readers skip. Every start and every rotation opens the next number (a restarted
 process never writes behind a torn line) with a `process` line: pid, host and the pair (monotonic, wall clock) by which
-readers align processes. Names and fields: schema.py. A full disk costs events, never the run.
+readers align processes. Names and fields: schema.py.
+Reading: `read_events` and `EventTail` (event_reader.py). A full disk costs events, never the run.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from streamrl.monitor.schema import EVENTS, Kind
+from streamrl.monitor.event_file import Event, event_files
+from streamrl.monitor.event_reader import EventTail, read_events
+from streamrl.monitor.schema import EVENTS
+
+__all__ = ["Event", "EventLog", "EventTail", "Span", "read_events"]
 
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-_FILE = re.compile(r"(?P<process>[A-Za-z0-9_-]+)\.(?P<number>\d{4,})\.jsonl")
 
 MAX_BYTES = 64 << 20
 """Size at which a file is rotated: about half a million events."""
 
 KEEP_FILES = 16
 """Files kept per process: 1 GiB, so that a run of weeks cannot fill the disk."""
-
-
-class Event(msgspec.Struct, omit_defaults=True):
-    """One line. `start` and `end` are the writer's monotonic seconds in the file, wall-clock seconds as read back."""
-
-    kind: Kind
-    name: str
-    start: float
-    end: float = 0.0
-    """Of a span; readers set it to `start` for the other kinds."""
-    value: float | str | None = None
-    fields: dict[str, Any] = {}
-    process: str = ""
-    """Filled in by readers."""
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
 
 
 class Span:
@@ -84,7 +68,9 @@ class Span:
             self._log.write(Event("begin", self.name, self.start, fields=self.fields))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.end = self._log.clock()
         if kind is not None:
             self.fields["error"] = kind.__name__
@@ -241,112 +227,3 @@ class EventLog:
                 return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path
             except FileExistsError:  # a namesake opened it first
                 number += 1
-
-
-# --- reading ----------------------------------------------------------------------------------------------------
-
-
-def event_files(directory: Path) -> list[tuple[Path, str]]:
-    """The event files of a directory with their process names, by process and number."""
-    found = []
-    for path in directory.glob("*.jsonl"):
-        match = _FILE.fullmatch(path.name)
-        if match:
-            found.append((match["process"], int(match["number"]), path))
-    return [(path, process) for process, _, path in sorted(found)]
-
-
-class _Aligner:
-    """Parses lines and puts their times on the wall clock: one offset per host, that of the first file seen."""
-
-    def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(Event)
-        self._offsets: dict[str, float] = {}
-        self.damaged = 0
-
-    def parse(self, line: bytes, process: str, offset: float) -> tuple[Event | None, float]:
-        """The event (None for a damaged line) and the offset that holds from here on."""
-        if not line.strip():
-            return None, offset
-        try:
-            event = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self.damaged += 1
-            return None, offset
-        event.process = process
-        if event.kind == "process" and isinstance(event.value, (int, float)):
-            offset = self._offsets.setdefault(str(event.fields.get("host", process)), event.value - event.start)
-        event.start += offset
-        event.end = event.end + offset if event.kind == "span" else event.start
-        return event, offset
-
-
-def read_events(run_dir: Path | str) -> Iterator[Event]:
-    """All whole events of a run directory, every process merged by the time they ended, on one wall clock.
-
-    Within a process they come in the order of writing (a `span_at` may be older than its neighbours).
-    """
-    aligner = _Aligner()
-    chains: dict[str, list[Path]] = {}
-    for path, process in event_files(Path(run_dir) / "events"):
-        chains.setdefault(process, []).append(path)
-    yield from heapq.merge(*(_read_process(*chain, aligner) for chain in chains.items()), key=lambda e: e.end)
-
-
-def _read_process(process: str, paths: list[Path], aligner: _Aligner) -> Iterator[Event]:
-    for path in paths:
-        offset = 0.0
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:  # rotated away meanwhile
-            continue
-        with file:
-            for line in file:
-                event, offset = aligner.parse(line, process, offset)
-                if event is not None:
-                    yield event
-
-
-class EventTail:
-    """Reads a growing run directory: each `poll` returns what was completed since the last one.
-
-        tail = EventTail(run_dir)
-        for event in tail.poll(): ...
-
-    It remembers an offset per file and takes whole lines only; new processes and rotated files are picked up.
-    """
-
-    def __init__(self, run_dir: Path | str) -> None:
-        self._directory = Path(run_dir) / "events"
-        self._aligner = _Aligner()
-        self._places: dict[Path, tuple[int, float]] = {}
-
-    @property
-    def damaged(self) -> int:
-        """Lines that could not be read."""
-        return self._aligner.damaged
-
-    def poll(self) -> list[Event]:
-        events: list[Event] = []
-        for path, process in event_files(self._directory):
-            position, offset = self._places.get(path, (0, 0.0))
-            data = self._whole_lines(path, position)
-            for line in data.splitlines():
-                event, offset = self._aligner.parse(line, process, offset)
-                if event is not None:
-                    events.append(event)
-            self._places[path] = position + len(data), offset
-        events.sort(key=lambda e: e.end)
-        return events
-
-    @staticmethod
-    def _whole_lines(path: Path, position: int) -> bytes:
-        try:
-            if path.stat().st_size <= position:
-                return b""
-            with path.open("rb") as file:
-                file.seek(position)
-                data = file.read()
-        except FileNotFoundError:
-            return b""
-        return data[: data.rfind(b"\n") + 1]

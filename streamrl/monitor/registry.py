@@ -170,7 +170,8 @@ def expand(name: str) -> list[str]:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile("".join("[^/]+" if part.startswith("<") else re.escape(part) for part in re.split("(<[^>]*>)", name)))
+    parts = re.split("(<[^>]*>)", name)
+    return re.compile("".join("[^/]+" if part.startswith("<") else re.escape(part) for part in parts))
 
 
 _EXACT = {name: metric for metric in STEP_TABLE for name in expand(metric.name) if "<" not in name}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -71,15 +72,13 @@ class RunView:
         return None
 
     def _step_metrics(self, event: Event) -> str:
-        metrics = {k: v for k, v in event.fields.items() if isinstance(v, (int, float)) and math.isfinite(v)}
-        self.validation |= {k: v for k, v in metrics.items() if k.startswith("val-core/")}
-        if all(name.startswith("val-") for name in event.fields):
-            return self._validation_line(int(event.value or 0), metrics)
+        metrics = _numbers(event.fields)
         self.step, self.metrics = int(event.value or 0), metrics
         reward = metrics.get("critic/score/mean")
         if reward is not None:
             self.rewards.append(reward)
-            self.reward_ema = reward if self.reward_ema is None else EMA * self.reward_ema + (1 - EMA) * reward
+            before = reward if self.reward_ema is None else self.reward_ema
+            self.reward_ema = metrics.get("reward/ema", EMA * before + (1 - EMA) * reward)
         self._finished.append((event.end, metrics))
         return self.line()
 
@@ -89,6 +88,11 @@ class RunView:
             return f"run: {self.status}"
         if event.name == "total_steps" and isinstance(event.value, int):
             self.total_steps = event.value
+        if event.name == "validation":
+            found = {k.removeprefix("val-core/"): v for k, v in _numbers(event.fields).items() if k.startswith("val-core/")}
+            self.validation |= found
+            shown = ", ".join(f"{_clean(name)} {value:.3f}" for name, value in found.items())
+            return f"validation {_clean(event.value)}, step {_clean(event.fields.get('step', '?'))}: {shown}"
         if event.name == "restart":
             role = _clean(event.fields.get("role", "process"))
             self.restarts[role] = self.restarts.get(role, 0) + 1
@@ -171,14 +175,10 @@ class RunView:
 
     def line(self) -> str:
         """One line for the step that just ended."""
-        return " | ".join(part for part in (self._progress(), *(f"{name} {text}" for name, text in self.rows())) if part)
+        return " | ".join([self._progress(), *(f"{name} {text}" for name, text in self.rows())])
 
     def _progress(self) -> str:
         return f"step {self.step}/{self.total_steps or '?'}"
-
-    def _validation_line(self, step: int, metrics: dict[str, float]) -> str:
-        shown = ", ".join(f"{name.split('/', 1)[1]} {v:.3f}" for name, v in metrics.items() if name.startswith("val-core/"))
-        return f"validation at step {step}: {_clean(shown)}"
 
     def rows(self) -> list[tuple[str, str]]:
         """(label, text) of everything known, the same for the panel and the plain line."""
@@ -229,7 +229,7 @@ def render(view: RunView, now: float) -> RenderableType:
         if name == "reward":
             grid.add_row("", Text(sparkline(list(view.rewards)), style="cyan"))
     for name, value in view.validation.items():
-        grid.add_row("validation", Text(f"{_clean(name.split('/', 1)[1])} {value:.3f}"))
+        grid.add_row("validation", Text(f"{_clean(name)} {value:.3f}"))
     silent = now - view.last_event
     note = view.under_way(now)
     if note:
@@ -237,6 +237,11 @@ def render(view: RunView, now: float) -> RenderableType:
     if silent > 10 and not view.ended and view.last_event:
         grid.add_row("silent", Text(f"no event for {silent:.0f} s: is the run alive?", style="bold red"))
     return Panel(grid, title=f"StreamRL: {view.status}", title_align="left", expand=False)
+
+
+def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:
+    """The fields that are finite numbers."""
+    return {k: v for k, v in fields.items() if isinstance(v, (int, float)) and math.isfinite(v)}
 
 
 def _clean(value: object) -> str:

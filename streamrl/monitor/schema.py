@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
-    from streamrl.monitor.events import Event
+    from streamrl.monitor.event_file import Event
 
 Kind = Literal["process", "begin", "span", "counter", "state", "metrics"]
 
@@ -56,7 +56,7 @@ TABLE: tuple[EventSpec, ...] = (
     # What the trainer's devices do. Everything else in a step is lost time.
     _span("old_log_prob", "trainer", ("step",), "Log-probs of the rows under pi_old."),
     _span("advantage", "trainer", ("step",), "Advantages, in the trainer process."),
-    _span("train", "trainer", ("step",), "Forward, backward and optimizer step of a mini-batch; also `rows`, `tokens`."),
+    _span("train", "trainer", ("step",), "Forward, backward, optimizer step of a mini-batch; also `rows`, `tokens`."),
     # Generation.
     _span("session", "agent worker", ("partition", "uid", "session", "status"),
           "One session of a prompt group. Also `tokens` (sampled), `turns`, `engine_seconds` (holding a slot), "
@@ -78,8 +78,10 @@ TABLE: tuple[EventSpec, ...] = (
     EventSpec("metrics", "step_metrics", "trainer", (), "The metrics of one step; `value` is the step."),
     EventSpec("state", "run", "trainer", (), "starting, validating, training, finished, interrupted or failed."),
     EventSpec("state", "total_steps", "trainer", (), "Steps that this run will have."),
+    EventSpec("state", "validation", "trainer", ("step",),
+              "Validation ended; `value` is before, during or after, the fields are val-core/* and val-aux/* numbers."),
     EventSpec("state", "restart", "any", ("role",), "A process was started again; `value` says which and why."),
-    EventSpec("state", "dropped", "trainer", ("uid", "reason"), "A prompt group was dropped; `value` is its state before."),
+    EventSpec("state", "dropped", "trainer", ("uid", "reason"), "A prompt group was dropped; `value`: in which state."),
 )
 
 EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in TABLE}
