@@ -1,0 +1,134 @@
+"""One leased prompt group: run the sessions that are still missing, write each the moment it is finished.
+
+Consumes: a lease. Produces: one put per session, with its close. Waits for: slots, sessions, the queue.
+Ends: all sessions closed (the lease ends by itself); lease lost (what is not written is forgotten); or given back
+because infrastructure failed, after the sessions that could finish have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agent_loop.loop import AgentLoop
+from agent_loop.plugins import PluginError
+from agent_loop.rows import PROMPT_FIELDS, SessionRows
+from agent_loop.session import Failed, Interrupted, SessionRunner, first_cause
+from transfer_queue.client import QueueClient
+from transfer_queue.errors import Conflict, Corrupt, DeadlineExceeded, Disconnected, Fenced, Invalid, NotFound
+from transfer_queue.net.messages import Group, SessionClose, Token
+
+logger = logging.getLogger(__name__)
+
+Ending = Literal["closed", "lost", "returned"]
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupRun:
+    """Invariant: every session is written at most once per lease, with the lease's token; nothing is written after
+    the lease was found lost."""
+
+    queue: QueueClient
+    runner: SessionRunner
+    find_loop: Callable[[str | None], AgentLoop]
+    slots: asyncio.Semaphore
+    partition: str
+    group: Group
+    token: Token
+    ttl: float
+    counts: Counter[str] = field(default_factory=Counter)
+    _unfinished: str = ""
+
+    async def run(self) -> Ending:
+        """Raises only what is a bug."""
+        lost = broken = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                renewing = tasks.create_task(self._keep_lease())
+                await self._sessions()
+                renewing.cancel()
+        except* (Fenced, Conflict) as errors:
+            lost = first_cause(errors)
+        except* Corrupt as errors:
+            broken = first_cause(errors)
+        except* (Disconnected, DeadlineExceeded, NotFound) as errors:
+            self._unfinished = str(first_cause(errors))
+        if lost:
+            logger.info("group %s of %s is no longer ours: %s", self.group.uid, self.partition, lost)
+            return "lost"
+        if broken:
+            await self.give_back(f"the prompt cannot be read: {broken}", poison=True)
+            return "returned"
+        if self._unfinished:
+            await self.give_back(self._unfinished)
+            return "returned"
+        return "closed"
+
+    async def give_back(self, reason: str, *, poison: bool = False) -> None:
+        """Another worker may have the group. If the queue cannot be told, the lease just runs out."""
+        logger.warning("group %s of %s goes back: %s", self.group.uid, self.partition, reason)
+        try:
+            await self.queue.nack(self.partition, self.token, [self.group.uid], reason=reason, poison=poison)
+        except (Fenced, Conflict, NotFound):
+            pass  # it is not ours any more, which is what we wanted
+        except (Disconnected, DeadlineExceeded) as error:
+            logger.warning("group %s could not be given back, its lease will run out: %s", self.group.uid, error)
+
+    async def _keep_lease(self) -> None:
+        while self.ttl > 0:
+            await asyncio.sleep(self.ttl / 3)
+            try:
+                await self.queue.renew(self.partition, self.token)
+            except (Disconnected, DeadlineExceeded) as error:
+                logger.warning("lease of group %s not renewed: %s", self.group.uid, error)
+
+    async def _sessions(self) -> None:
+        uid = self.group.uid
+        columns = await self.queue.get(self.partition, [uid], list(PROMPT_FIELDS))
+        prompt = {name: columns[name][0] for name in PROMPT_FIELDS}
+        async with asyncio.TaskGroup() as tasks:
+            for session in range(self.group.n):
+                if session not in self.group.sessions:
+                    tasks.create_task(self._session(prompt, session), name=f"{self.partition}/{uid}_{session}")
+
+    async def _session(self, prompt: dict[str, Any], session: int) -> None:
+        async with self.slots:
+            outcome = await self._run(prompt, session)
+            match outcome:
+                case SessionRows():
+                    await self._write(session, outcome)
+                case Failed(reason):
+                    await self._close_failed(session, reason)
+                case Interrupted(reason):
+                    self.counts["sessions_interrupted"] += 1
+                    self._unfinished = reason
+
+    async def _run(self, prompt: dict[str, Any], session: int) -> SessionRows | Failed | Interrupted:
+        try:
+            loop = self.find_loop(prompt["agent_name"])
+        except PluginError as error:
+            return Failed(f"PluginError: {error}")
+        return await self.runner.run(
+            loop, prompt, self.group.tag, partition=self.partition, uid=self.group.uid, session=session
+        )
+
+    async def _write(self, session: int, rows: SessionRows) -> None:
+        close = SessionClose(self.group.uid, session, rows.keys)
+        try:
+            await self.queue.put(
+                self.partition, rows.keys, rows.columns, tags=rows.tags, token=self.token, closes=[close]
+            )
+        except (TypeError, Invalid) as error:  # a column that the queue cannot store
+            await self._close_failed(session, f"{type(error).__name__}: {error}")
+            return
+        self.counts["sessions_finished"] += 1
+        self.counts["rows"] += len(rows.keys)
+
+    async def _close_failed(self, session: int, reason: str) -> None:
+        close = SessionClose(self.group.uid, session, [], failed=reason)
+        await self.queue.put(self.partition, [], {}, token=self.token, closes=[close])
+        self.counts["sessions_failed"] += 1

@@ -1,0 +1,239 @@
+"""The LLM client that agent loops get: many servers, of which some may die, behind one `generate`.
+
+Consumes: server handles. Waits for: a healthy server (woken by a re-admission, with a deadline); an answer.
+A server that is out, and only such a one, is probed by a retry timer with growing pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied
+from agent_loop.llm.router import Router, Ticket
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the client waits for what, in seconds."""
+
+    healthy: float = 120.0  # for any server to be healthy; also for a server that keeps aborting without a token
+    answer: float = 600.0  # for one generation; a server that is silent for longer counts as dead
+    probe: float = 10.0  # for one health check
+    first_pause: float = 0.1  # between health checks, doubling
+    longest_pause: float = 5.0
+    deaths: int = 8  # servers that may die under one request before it is given up
+
+
+class NoServer(ServerDied):
+    """No server was healthy until the deadline."""
+
+
+class RoutedClient:
+    """Implements LLMClient over several LLMServers.
+
+    - A request whose server died continues elsewhere, from the tokens it already has.
+    - An aborted request continues with the prompt plus its tokens; all pieces together never exceed `max_tokens`.
+    - Pieces keep the sampling seed: an engine draws by (seed, position), so a continuation continues the stream.
+    """
+
+    def __init__(
+        self, servers: Mapping[str, LLMServer], *, patience: Patience | None = None, router: Router | None = None
+    ) -> None:
+        self.router = router or Router(servers)
+        self._servers: dict[str, LLMServer] = dict(servers)
+        self._patience = patience or Patience()
+        self._changed = asyncio.Event()
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._aborts: set[asyncio.Task[Any]] = set()
+        self._prefix = secrets.token_hex(4)
+        self._requests = 0
+        self._closing = False
+        self._fault: BaseException | None = None
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingParams, *, session: str) -> Generation:
+        """Raises ServerDied (retries exhausted, or NoServer) and ContextOverflow; "aborted" only after `close`."""
+        done = Generation()
+        deaths, pause, barren_since = 0, self._patience.first_pause, None
+        while True:
+            left = sampling.max_tokens - len(done.token_ids)
+            ticket = await self._acquire(session, len(prompt_ids) + sampling.max_tokens)
+            if ticket is None:
+                done.stop_reason = "aborted"
+                return done
+            try:
+                piece = await self._call(ticket, prompt_ids + done.token_ids, replace(sampling, max_tokens=left))
+            except ServerDied as error:
+                self._take_out(ticket, str(error))
+                deaths += 1
+                if deaths >= self._patience.deaths:
+                    raise ServerDied(
+                        f"{session}: {deaths} servers died under this request; the last: {error}"
+                    ) from error
+                continue
+            finally:
+                self.router.release(ticket)
+            _extend(done, piece, sampling, ticket.server)
+            if piece.weight_versions:
+                self.router.observe(ticket.server, max(piece.weight_versions))
+            if done.stop_reason != "aborted":
+                return done
+            if piece.token_ids:
+                pause, barren_since = self._patience.first_pause, None
+                continue
+            barren_since = self._now() if barren_since is None else barren_since
+            if self._now() - barren_since > self._patience.healthy:
+                raise ServerDied(
+                    f"{session}: server {ticket.server} kept aborting for {self._patience.healthy:g} s without a token"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._patience.longest_pause)
+
+    def set_servers(self, servers: Mapping[str, LLMServer]) -> None:
+        """The servers are now these: new or exchanged handles join after a health check, missing ones leave."""
+        for name in set(self._servers) - set(servers):
+            self.router.remove(name)
+            self._stop_probe(name)
+        for name, server in servers.items():
+            if self._servers.get(name) is not server:
+                self.router.remove(name)
+                self.router.add(name)
+                self._stop_probe(name)
+        self._servers = dict(servers)
+        for name in self.router.out():
+            self._probe_later(name)
+
+    async def close(self) -> None:
+        """The run stops: waiting requests return what they have as "aborted"; no task stays behind."""
+        self._closing = True
+        self._changed.set()
+        tasks = [*self._probes.values(), *self._aborts]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _acquire(self, session: str, tokens: int) -> Ticket | None:
+        """None only when the client is closing."""
+        try:
+            async with asyncio.timeout(self._patience.healthy):
+                while not self._closing:
+                    if self._fault is not None:
+                        raise RuntimeError("the health probe of an LLM server broke") from self._fault
+                    if (ticket := self.router.acquire(session, tokens)) is not None:
+                        return ticket
+                    self._changed.clear()
+                    await self._changed.wait()
+                return None
+        except TimeoutError:
+            out = "; ".join(f"{name}: {reason}" for name, reason in self.router.out().items()) or "there is no server"
+            raise NoServer(
+                f"{session} waited {self._patience.healthy:g} s for a healthy LLM server ({out}); see the servers' logs"
+            ) from None
+
+    async def _call(self, ticket: Ticket, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+        self._requests += 1
+        request_id = f"{self._prefix}-{self._requests}"
+        server = self._servers[ticket.server]
+        try:
+            async with asyncio.timeout(self._patience.answer):
+                return await server.generate(request_id, prompt_ids, sampling)
+        except TimeoutError:
+            self._abort(server, request_id)
+            raise ServerDied(f"server {ticket.server} gave no answer within {self._patience.answer:g} s") from None
+        except asyncio.CancelledError:
+            self._abort(server, request_id)
+            raise
+
+    def _abort(self, server: LLMServer, request_id: str) -> None:
+        """Best effort: whoever wanted the tokens is gone, the engine's slot should be free."""
+
+        async def abort() -> None:
+            try:
+                async with asyncio.timeout(self._patience.probe):
+                    await server.abort([request_id])
+            except (ConnectionError, TimeoutError) as error:
+                logger.debug("abort of %s: %s", request_id, error)
+
+        task = self._start(abort(), f"abort-{request_id}")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    def _take_out(self, ticket: Ticket, reason: str) -> None:
+        if self.router.fail(ticket, reason):
+            logger.warning("LLM server %s is out: %s", ticket.server, reason)
+            self._probe_later(ticket.server)
+
+    def _probe_later(self, name: str) -> None:
+        if not self._closing and name not in self._probes:
+            self._probes[name] = self._start(self._probe(name, self._servers[name]), f"probe-{name}")
+
+    def _stop_probe(self, name: str) -> None:
+        if task := self._probes.pop(name, None):
+            task.cancel()
+
+    async def _probe(self, name: str, server: LLMServer) -> None:
+        """Ask the server until it is healthy at the version in service."""
+        pause = self._patience.first_pause
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._patience.longest_pause)
+            try:
+                async with asyncio.timeout(self._patience.probe):
+                    load = await server.load()
+            except (ConnectionError, TimeoutError) as error:
+                self.router.servers[name].reason = f"health check: {error or type(error).__name__}"
+                continue
+            if self.router.readmit(name, load.weight_version):
+                logger.info("LLM server %s is back at weight version %d", name, load.weight_version)
+                del self._probes[name]
+                self._changed.set()
+                return
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._note_fault)
+        return task
+
+    def _note_fault(self, task: asyncio.Task[None]) -> None:
+        """A background task that broke stops the client's users, not only itself."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s broke: %r", task.get_name(), error)
+            self._fault = error
+            self._changed.set()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _extend(done: Generation, piece: Generation, sampling: SamplingParams, server: str) -> None:
+    """Append a piece and set the stop reason of the whole. Raises RuntimeError if the server broke the protocol."""
+    count = len(piece.token_ids)
+    if (
+        len(done.token_ids) + count > sampling.max_tokens
+        or len(piece.log_probs) != count
+        or len(piece.weight_versions) != count
+    ):
+        raise RuntimeError(
+            f"server {server} broke the protocol: {count} tokens with {len(piece.log_probs)} log-probs and "
+            f"{len(piece.weight_versions)} versions, after {len(done.token_ids)} of at most {sampling.max_tokens}"
+        )
+    done.token_ids += piece.token_ids
+    done.log_probs += piece.log_probs
+    done.weight_versions += piece.weight_versions
+    done.queue_seconds += piece.queue_seconds
+    done.engine_seconds += piece.engine_seconds
+    done.stop_reason = piece.stop_reason
+    if piece.stop_reason == "aborted" and count:
+        if piece.token_ids[-1] in sampling.stop_token_ids:
+            done.stop_reason = "stop"
+        elif len(done.token_ids) == sampling.max_tokens:
+            done.stop_reason = "length"

@@ -1,0 +1,175 @@
+"""Text to tokens and back, for a Hugging Face model directory, without importing transformers or torch.
+
+History is extended, never re-rendered: `render_prompt` makes the first ids, and from then on `render_tool_results`
+only gives the ids that follow the assistant's own, up to and including the next generation prompt.
+(`tokenizers` and `jinja2` load in 0.07 s; `transformers` takes 0.7 s and ten times the memory.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Tokenizer
+
+Message = dict[str, Any]
+"""{"role": "system" | "user" | "assistant" | "tool", "content": str, ...}"""
+
+_ASKED, _ANSWERED = "a question", "AN-ANSWER-OF-THE-ASSISTANT"
+"""A made-up turn, in whose place the real history stands."""
+
+
+class RenderingError(ValueError):
+    """The model directory or its chat template cannot render what was asked."""
+
+
+class ChatTokenizer:
+    """A tokenizer with its chat template. Stateless after construction, so one serves all sessions of a process."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: str, *, special: dict[str, str], stop_token_ids: Sequence[int] = ()
+    ) -> None:
+        """`special` maps names as the template knows them ("eos_token") to their text."""
+        self.tokenizer = tokenizer
+        self.special = special
+        eos = tokenizer.token_to_id(special["eos_token"]) if special.get("eos_token") else None
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*stop_token_ids, *([] if eos is None else [eos])}))
+        """Tokens that end an assistant turn."""
+        self._forged = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        self._template = _environment().from_string(template)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> ChatTokenizer:
+        """Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json (the last two
+        may be missing). Raises RenderingError naming the file and what is missing in it."""
+        path = Path(directory)
+        if not (path / "tokenizer.json").is_file():
+            raise RenderingError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        config = _read_json(path / "tokenizer_config.json")
+        known = tokenizer.get_vocab(with_added_tokens=True)
+        for token in config.get("added_tokens_decoder", {}).values():
+            if token["content"] not in known:
+                tokenizer.add_tokens([AddedToken(**token)])
+        special = {
+            name: text for name, value in config.items() if name.endswith("_token") and (text := _token_text(value))
+        }
+        stop = _read_json(path / "generation_config.json").get("eos_token_id")
+        stop_ids = [stop] if isinstance(stop, int) else list(stop or ())
+        return cls(tokenizer, _template_text(path, config), special=special, stop_token_ids=stop_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Without special tokens added."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """The conversation and the generation prompt of the assistant's next turn. `tools` are JSON schemas."""
+        return self.encode(self._render(messages, tools, add_generation_prompt=True))
+
+    def render_tool_results(self, results: Sequence[str], *, after: int | None = None) -> list[int]:
+        """What follows an assistant turn whose last token is `after`: the end of the turn if the model did not sample
+        it itself, one tool message per result, and the next generation prompt.
+
+        Special tokens inside a result are removed: a tool's text cannot forge a turn.
+        """
+        turn: list[Message] = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWERED}]
+        answers: list[Message] = [{"role": "tool", "content": self._disarm(result)} for result in results]
+        _, found, rest = self._render([*turn, *answers], (), add_generation_prompt=True).partition(_ANSWERED)
+        if not found:
+            raise RenderingError(
+                "the chat template leaves out the assistant's message; tool turns need one that keeps it"
+            )
+        ended = "" if after is None else self.decode([after])
+        if after in self.stop_token_ids and rest.startswith(ended):
+            rest = rest[len(ended) :]
+        return self.encode(rest)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, add_generation_prompt: bool
+    ) -> str:
+        try:
+            return self._template.render(
+                messages=list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=add_generation_prompt,
+                **self.special,
+            )
+        except jinja2.TemplateError as error:
+            raise RenderingError(f"the chat template failed on {len(messages)} messages: {error}") from error
+
+    def _disarm(self, text: str) -> str:
+        for token in self._forged:
+            text = text.replace(token, "")
+        return text
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training masks; here it is just text."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The environment that chat templates are written for (as transformers sets it up)."""
+
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _template_text(path: Path, config: dict[str, Any]) -> str:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("tool_use") or named.get("default")
+    if not template:
+        raise RenderingError(
+            f"{path} has no chat template: neither chat_template.jinja nor one in tokenizer_config.json"
+        )
+    return template
+
+
+def _token_text(value: Any) -> str | None:
+    return value.get("content") if isinstance(value, dict) else value if isinstance(value, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RenderingError(f"{path} is not JSON: {error}") from error

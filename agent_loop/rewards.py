@@ -1,0 +1,111 @@
+"""Scores of finished sessions, by a registered name or by the user's `path.py:function`.
+
+The function has verl's signature: `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`,
+sync or async, and returns a number or a dict with "score". A reward that breaks is not score 0: it fails the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_loop.plugins import Registry
+from agent_loop.rendering.chat import ChatTokenizer
+from agent_loop.trajectory import Trajectory
+
+REWARDS: Registry[Callable[..., Any]] = Registry("reward")
+register_reward = REWARDS.register
+
+
+class RewardError(RuntimeError):
+    """The reward function raised, timed out, or returned no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    value: float
+    details: dict[str, Any] = field(default_factory=dict)
+    """What the function returned besides "score"."""
+
+
+class RewardFunction:
+    """One reward of a run. A synchronous function that the user brought runs in a thread, so that it cannot stop the
+    other sessions and its time-out holds; a registered one is quick and runs in place. `threads=False` runs it in
+    place too (a virtual clock does not know that a thread is busy)."""
+
+    def __init__(
+        self, spec: str, *, timeout: float = 60.0, kwargs: Mapping[str, Any] | None = None, threads: bool = True
+    ) -> None:
+        self.spec = spec
+        self._compute = REWARDS.resolve(spec)
+        self._in_place = spec in REWARDS or not threads
+        self._timeout = timeout
+        self._kwargs = dict(kwargs or {})
+
+    async def __call__(self, row: Mapping[str, Any], trajectory: Trajectory, chat: ChatTokenizer) -> Score:
+        """`solution_str` is the whole response without special tokens. `extra_info` is the row's, with `num_turns` and
+        `last_turn` (the text sampled last) added. Raises RewardError."""
+        extra = {
+            **(row.get("extra_info") or {}),
+            "num_turns": trajectory.num_turns,
+            "last_turn": last_turn(trajectory, chat),
+        }
+        arguments = dict(
+            data_source=row.get("data_source"),
+            solution_str=chat.decode(trajectory.response_ids, skip_special_tokens=True),
+            ground_truth=(row.get("reward_model") or {}).get("ground_truth"),
+            extra_info=extra,
+        )
+        try:
+            async with asyncio.timeout(self._timeout):
+                result = await self._run(arguments)
+        except TimeoutError:
+            raise RewardError(f"reward {self.spec!r} gave no score within {self._timeout:g} s") from None
+        return _as_score(self.spec, result)
+
+    async def _run(self, arguments: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(self._compute):
+            return await self._compute(**arguments, **self._kwargs)
+        if self._in_place:
+            return self._compute(**arguments, **self._kwargs)
+        return await asyncio.to_thread(self._compute, **arguments, **self._kwargs)
+
+
+def _as_score(spec: str, result: Any) -> Score:
+    details: dict[str, Any] = {}
+    if isinstance(result, Mapping):
+        details = {key: value for key, value in result.items() if key != "score"}
+        result = result.get("score")
+    try:
+        value = float(result)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise RewardError(f"reward {spec!r} returned {result!r}; expected a number or a dict with 'score'") from None
+    if not math.isfinite(value):
+        raise RewardError(f"reward {spec!r} returned {value}; a score must be finite")
+    return Score(value, details)
+
+
+def last_turn(trajectory: Trajectory, chat: ChatTokenizer) -> str:
+    """The text of the last run of sampled tokens: what the model said after the last tool result."""
+    end = len(trajectory.response_mask)
+    while end and not trajectory.response_mask[end - 1]:
+        end -= 1
+    begin = end
+    while begin and trajectory.response_mask[begin - 1]:
+        begin -= 1
+    return chat.decode(trajectory.response_ids[begin:end], skip_special_tokens=True)
+
+
+@register_reward("last_integer")
+def last_integer(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> dict[str, Any]:
+    """1.0 if the last integer of the last turn is the ground truth, else 0.0."""
+    numbers = re.findall(r"-?\d+", extra_info["last_turn"].replace(",", ""))
+    predicted = numbers[-1] if numbers else ""
+    return {"score": float(predicted == str(ground_truth).strip()), "pred": predicted}

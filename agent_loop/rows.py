@@ -1,0 +1,104 @@
+"""The rows of a finished session, as the queue stores them: the one place for the names and dtypes an agent writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agent_loop.trajectory import Trajectory
+from transfer_queue.keys import row_key
+
+PROMPT_FIELDS = ("raw_prompt", "data_source", "reward_model", "extra_info", "agent_name", "tools_kwargs")
+"""Object columns of a prompt row, written at admission."""
+
+COPIED_FIELDS = ("raw_prompt", "data_source", "reward_model", "extra_info")
+"""Of these, the ones that each trajectory row repeats."""
+
+RAGGED_FIELDS: dict[str, type[np.generic]] = {
+    "prompts": np.int64, "responses": np.int64, "input_ids": np.int64, "position_ids": np.int64,
+    "response_mask": np.int64, "rollout_log_probs": np.float32, "weight_versions": np.int32, "rm_scores": np.float32,
+}  # fmt: skip
+
+_OWN_FIELDS = frozenset((*RAGGED_FIELDS, *COPIED_FIELDS, "uid", "num_turns", "metrics", "reward_extra_info"))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRows:
+    """Arguments of one put."""
+
+    keys: list[str]
+    columns: dict[str, Any]
+    tags: list[dict[str, Any]]
+
+
+def session_rows(
+    prompt: Mapping[str, Any],
+    uid: str,
+    session: int,
+    trajectories: Sequence[Trajectory],
+    scores: Sequence[float],
+    metrics: Mapping[str, float],
+    reward_details: Mapping[str, Any],
+) -> SessionRows:
+    """One row per trajectory, in order. Raises ValueError for a trajectory that breaks an invariant or whose
+    `extra_fields` take a name of the schema."""
+    for trajectory in trajectories:
+        trajectory.validate()
+    rows = len(trajectories)
+    ragged = [_arrays(trajectory, score) for trajectory, score in zip(trajectories, scores, strict=True)]
+    columns: dict[str, Any] = {
+        name: [np.asarray(row[name], dtype=dtype) for row in ragged] for name, dtype in RAGGED_FIELDS.items()
+    }
+    columns |= {name: [prompt.get(name)] * rows for name in COPIED_FIELDS}
+    columns["uid"] = [uid] * rows
+    columns["num_turns"] = np.asarray([trajectory.num_turns for trajectory in trajectories], dtype=np.int64)
+    columns["metrics"] = [dict(metrics)] * rows
+    columns["reward_extra_info"] = [dict(reward_details)] * rows
+    columns |= _extra_columns(trajectories)
+    began = next(v for v in trajectories[0].weight_versions if v >= 0)
+    tags = [_tag(trajectory, score, session, began) for trajectory, score in zip(trajectories, scores, strict=True)]
+    return SessionRows([row_key(uid, session, index) for index in range(rows)], columns, tags)
+
+
+def _arrays(trajectory: Trajectory, score: float) -> dict[str, Any]:
+    ids = trajectory.prompt_ids + trajectory.response_ids
+    outcome = np.zeros(len(trajectory.response_ids), dtype=np.float32)
+    outcome[int(np.flatnonzero(trajectory.response_mask)[-1])] = score
+    return {
+        "prompts": trajectory.prompt_ids,
+        "responses": trajectory.response_ids,
+        "input_ids": ids,
+        "position_ids": np.arange(len(ids)),
+        "response_mask": trajectory.response_mask,
+        "rollout_log_probs": trajectory.rollout_log_probs,
+        "weight_versions": trajectory.weight_versions,
+        "rm_scores": outcome,
+    }
+
+
+def _extra_columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
+    names = sorted({name for trajectory in trajectories for name in trajectory.extra_fields})
+    if taken := [name for name in names if name in _OWN_FIELDS]:
+        raise ValueError(f"extra_fields may not be called {', '.join(taken)}: those are columns of every row")
+    return {name: [trajectory.extra_fields.get(name) for trajectory in trajectories] for name in names}
+
+
+def _tag(trajectory: Trajectory, score: float, session: int, began: int) -> dict[str, Any]:
+    """`global_steps` is the weight version of the session's first token, the others of this row's tokens."""
+    versions = [version for version in trajectory.weight_versions if version >= 0]
+    prompt_len, response_len = len(trajectory.prompt_ids), len(trajectory.response_ids)
+    return {
+        "status": "success",
+        "prompt_len": prompt_len,
+        "response_len": response_len,
+        "seq_len": prompt_len + response_len,
+        "global_steps": began,
+        "min_global_steps": min(versions),
+        "max_global_steps": max(versions),
+        "score": float(score),
+        "session": session,
+        "num_turns": trajectory.num_turns,
+    }

@@ -1,0 +1,175 @@
+"""One session: run the agent loop, score it, and make its rows, or say what kind of failure it was.
+
+the agent's own    an exception in the loop, a tool or the reward → `Failed`, closes the session with the reason
+infrastructure     no LLM server answers, the run stops           → `Interrupted`, the group goes back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from agent_loop.llm.metered import MeteredClient
+from agent_loop.llm.protocol import LLMClient, SamplingParams, ServerDied
+from agent_loop.loop import AgentContext, AgentLoop, Budgets, SpanSink, no_spans
+from agent_loop.rendering.chat import ChatTokenizer
+from agent_loop.rewards import RewardError, RewardFunction
+from agent_loop.rows import SessionRows, session_rows
+from agent_loop.seeds import derive_seed
+from agent_loop.tools.base import Tool
+from agent_loop.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON = 500
+"""Characters of a failure's reason that the queue keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRunner:
+    """What all sessions of a worker share."""
+
+    llm: LLMClient
+    chat: ChatTokenizer
+    budgets: Budgets
+    sampling: SamplingParams
+    reward: RewardFunction | None = None
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    seed: int = 0
+    seeded: bool = True
+    timeout: float = 3600.0
+    on_span: SpanSink = no_spans
+
+    async def run(
+        self,
+        loop: AgentLoop,
+        prompt: Mapping[str, Any],
+        tag: Mapping[str, Any],
+        *,
+        partition: str,
+        uid: str,
+        session: int,
+    ) -> SessionRows | Failed | Interrupted:
+        """`tag` is the group's: it may set temperature, greedy, top_p and top_k."""
+        ctx = self._context(tag, partition, uid, session)
+        begun = ctx.clock()
+        outcome = await self._outcome(loop, prompt, ctx, uid, session)
+        self._report(outcome, ctx, begun, partition=partition, uid=uid, session=session)
+        return outcome
+
+    def _context(self, tag: Mapping[str, Any], partition: str, uid: str, session: int) -> AgentContext:
+        metrics: dict[str, float] = {}
+
+        def on_span(name: str, start: float, end: float, /, **fields: Any) -> None:
+            self.on_span(name, start, end, uid=uid, session=session, **fields)
+
+        return AgentContext(
+            llm=MeteredClient(self.llm, metrics),
+            chat=self.chat,
+            sampling=group_sampling(self.sampling, tag, self.chat),
+            budgets=self.budgets,
+            session=f"{partition}/{uid}_{session}",
+            seed=derive_seed(self.seed, uid, session),
+            tools=self.tools,
+            metrics=metrics,
+            on_span=on_span,
+            seeded=self.seeded,
+        )
+
+    async def _outcome(
+        self, loop: AgentLoop, prompt: Mapping[str, Any], ctx: AgentContext, uid: str, session: int
+    ) -> SessionRows | Failed | Interrupted:
+        row = {**copy.deepcopy(dict(prompt)), "uid": uid, "session": session}
+        deadline = asyncio.timeout(self.timeout)
+        try:
+            async with deadline:
+                trajectories = await loop.run(row, ctx)
+                _check(trajectories, loop)
+                scores, details = await self._scores(prompt, trajectories, ctx)
+            return session_rows(prompt, uid, session, trajectories, scores, ctx.metrics, details)
+        except Exception as error:  # the failure channel of whatever an agent does: the session's close
+            cause = first_cause(error)
+            if isinstance(cause, ServerDied):
+                return Interrupted(str(cause))
+            if isinstance(cause, TimeoutError) and deadline.expired():
+                return Failed(f"session did not end within {self.timeout:g} s")
+            logger.warning("session %s failed: %r", ctx.session, cause, exc_info=error)
+            return Failed(f"{type(cause).__name__}: {cause}"[:MAX_REASON])
+
+    async def _scores(
+        self, prompt: Mapping[str, Any], trajectories: list[Trajectory], ctx: AgentContext
+    ) -> tuple[list[float], Mapping[str, Any]]:
+        """The outcome belongs to the session: a trajectory without its own score gets that of the last one."""
+        last, details = trajectories[-1], {}
+        outcome = last.score
+        if outcome is None:
+            if self.reward is None:
+                raise RewardError("the agent loop set no score and no reward function is configured")
+            begun = ctx.clock()
+            score = await self.reward(prompt, last, self.chat)
+            ctx.count("compute_score", ctx.clock() - begun)
+            outcome, details = score.value, score.details
+        return [outcome if trajectory.score is None else trajectory.score for trajectory in trajectories], details
+
+    def _report(
+        self, outcome: SessionRows | Failed | Interrupted, ctx: AgentContext, begun: float, **labels: Any
+    ) -> None:
+        fields: dict[str, Any] = {
+            "tokens": int(ctx.metrics.get("generated_tokens", 0)),
+            **{name: ctx.metrics.get(name, 0.0) for name in ("engine_seconds", "queue_seconds", "tool_seconds")},
+        }
+        match outcome:
+            case SessionRows():
+                fields |= {
+                    "status": "success",
+                    "turns": outcome.tags[-1]["num_turns"],
+                    "score": outcome.tags[-1]["score"],
+                }
+            case Failed(reason):
+                fields |= {"status": "failed", "reason": reason}
+            case Interrupted(reason):
+                fields |= {"status": "interrupted", "reason": reason}
+        self.on_span("session", begun, ctx.clock(), **labels, **fields)
+
+
+def group_sampling(base: SamplingParams, tag: Mapping[str, Any], chat: ChatTokenizer) -> SamplingParams:
+    """The sampling of a group: the run's, changed by the group's tag; stop tokens are the model's unless given."""
+    temperature = 0.0 if tag.get("greedy") else float(tag.get("temperature", base.temperature))
+    return replace(
+        base,
+        temperature=temperature,
+        top_p=float(tag.get("top_p", base.top_p)),
+        top_k=int(tag.get("top_k", base.top_k)),
+        stop_token_ids=base.stop_token_ids or chat.stop_token_ids,
+    )
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error itself; of a group, its lost server if it has one (that decides the class), else its first leaf."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    return first_cause((error.subgroup(ServerDied) or error).exceptions[0])
+
+
+def _check(trajectories: Any, loop: AgentLoop) -> None:
+    name = type(loop).__name__
+    if not isinstance(trajectories, list) or not all(isinstance(item, Trajectory) for item in trajectories):
+        raise TypeError(f"{name}.run returned {type(trajectories).__name__}; expected a list of Trajectory")
+    if not trajectories:
+        raise ValueError(f"{name}.run returned no trajectory")

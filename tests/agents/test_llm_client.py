@@ -1,0 +1,220 @@
+"""The routed client: deaths, aborts and swaps stay below it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent_loop.llm.client import NoServer, Patience, RoutedClient
+from agent_loop.llm.protocol import ContextOverflow, Generation, SamplingParams, ServerDied
+from tests.agents.fakes import FakeServer, generation
+from tests.agents.virtual_clock import run_virtual
+
+PROMPT = [1, 2, 3]
+QUICK = Patience(healthy=10.0, answer=30.0)
+
+
+def counting(prompt_ids: list[int], sampling: SamplingParams) -> list[int]:
+    """Ten tokens in all: 103, 104, ... by position, whatever the pieces were."""
+    return list(range(100 + len(prompt_ids), 113))
+
+
+def test_a_request_whose_server_died_goes_elsewhere() -> None:
+    async def main() -> None:
+        dead, alive = FakeServer(counting, dead=True), FakeServer(counting)
+        client = RoutedClient({"dead": dead, "alive": alive}, patience=QUICK)
+        results = await asyncio.gather(
+            *(client.generate(PROMPT, SamplingParams(20), session=f"s{i}") for i in range(4))
+        )
+        assert all(r.token_ids == list(range(103, 113)) and r.stop_reason == "stop" for r in results)
+        assert list(client.router.out()) == ["dead"]
+        assert client.router.in_flight() == 0
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_an_aborted_request_continues_from_its_tokens_and_never_exceeds_its_budget() -> None:
+    pieces: list[int] = []
+
+    def abort_after_three(prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+        pieces.append(sampling.max_tokens)
+        tokens = [100 + len(prompt_ids) + i for i in range(3)]
+        return generation(tokens, sampling, version=len(pieces), reason="aborted")
+
+    async def main() -> Generation:
+        return await RoutedClient({"a": FakeServer(abort_after_three)}).generate(PROMPT, SamplingParams(8), session="s")
+
+    result = run_virtual(main())
+    assert result.token_ids == list(range(103, 111))
+    assert result.weight_versions == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert result.stop_reason == "length"
+    assert pieces == [8, 5, 2]
+    assert result.engine_seconds == pytest.approx(0.6)
+
+
+def test_tokens_from_before_a_death_are_kept() -> None:
+    def abort_once(prompt_ids: list[int], sampling: SamplingParams) -> Generation | ServerDied:
+        if len(prompt_ids) > len(PROMPT):
+            return ServerDied("killed")
+        return generation([103, 104], sampling, reason="aborted")
+
+    async def main() -> None:
+        first, second = FakeServer(abort_once), FakeServer(counting)
+        client = RoutedClient({"first": first, "second": second}, patience=QUICK)
+        result = await client.generate(PROMPT, SamplingParams(20), session="s")
+        assert result.token_ids == list(range(103, 113))
+        assert second.calls[-1][1] == [*PROMPT, 103, 104]
+        assert second.calls[-1][2].max_tokens == 18
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_request_waits_for_a_server_that_comes_back() -> None:
+    async def main() -> None:
+        server = FakeServer(counting, dead=True)
+        client = RoutedClient({"only": server}, patience=QUICK)
+        asyncio.get_running_loop().call_later(4.0, setattr, server, "dead", False)
+        result = await client.generate(PROMPT, SamplingParams(20), session="s")
+        assert result.stop_reason == "stop"
+        assert server.probes < 10
+        assert client.router.out() == {}
+        probes = server.probes
+        await asyncio.sleep(100)
+        assert server.probes == probes, "a healthy server is not probed"
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_without_a_healthy_server_the_wait_ends_with_who_is_out_and_why() -> None:
+    async def main() -> None:
+        client = RoutedClient({"only": FakeServer(counting, dead=True)}, patience=QUICK)
+        with pytest.raises(
+            NoServer, match=r"s7 waited 10 s for a healthy LLM server \(only: health check: connection refused\)"
+        ):
+            await client.generate(PROMPT, SamplingParams(20), session="s7")
+        assert client.router.in_flight() == 0
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_server_that_comes_back_with_old_weights_stays_out() -> None:
+    async def main() -> None:
+        stale, fresh = FakeServer(counting, dead=True, version=3), FakeServer(counting, version=5)
+        client = RoutedClient({"stale": stale, "fresh": fresh}, patience=QUICK)
+        await client.generate(PROMPT, SamplingParams(20), session="s1")
+        await client.generate(PROMPT, SamplingParams(20), session="s2")
+        stale.dead = False
+        await asyncio.sleep(20)
+        assert list(client.router.out()) == ["stale"]
+        await stale.update_weights("", 5)
+        await asyncio.sleep(20)
+        assert client.router.out() == {}
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_silent_server_counts_as_dead_and_is_told_to_abort() -> None:
+    async def main() -> None:
+        silent, prompt = FakeServer(counting, seconds=1e6), FakeServer(counting)
+        client = RoutedClient({"silent": silent, "prompt": prompt}, patience=QUICK)
+        results = await asyncio.gather(
+            *(client.generate(PROMPT, SamplingParams(20), session=f"s{i}") for i in range(2))
+        )
+        assert all(r.stop_reason == "stop" for r in results)
+        assert silent.aborted == [silent.calls[0][0]]
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_cancelled_request_frees_its_slot() -> None:
+    async def main() -> None:
+        server = FakeServer(counting, seconds=5.0)
+        client = RoutedClient({"a": server})
+        task = asyncio.create_task(client.generate(PROMPT, SamplingParams(20), session="s"))
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert server.aborted == [server.calls[0][0]]
+        assert client.router.in_flight() == 0
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_request_under_which_every_server_dies_is_given_up() -> None:
+    async def main() -> None:
+        servers = {f"s{i}": FakeServer(lambda p, s: ServerDied("crashed")) for i in range(2)}
+        client = RoutedClient(servers, patience=Patience(deaths=3))
+        with pytest.raises(ServerDied, match="3 servers died under this request; the last: crashed"):
+            await client.generate(PROMPT, SamplingParams(20), session="s")
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_an_overlong_context_is_the_callers_error_and_takes_no_server_out() -> None:
+    async def main() -> None:
+        client = RoutedClient({"a": FakeServer(lambda p, s: ContextOverflow("too long"))})
+        with pytest.raises(ContextOverflow):
+            await client.generate(PROMPT, SamplingParams(20), session="s")
+        assert client.router.out() == {}
+        assert client.router.in_flight() == 0
+
+    run_virtual(main())
+
+
+def test_a_server_that_gives_more_than_was_asked_broke_the_protocol() -> None:
+    async def main() -> None:
+        client = RoutedClient({"a": FakeServer(lambda p, s: Generation([1] * 9, [0.0] * 9, [0] * 9, "stop"))})
+        with pytest.raises(RuntimeError, match="server a broke the protocol: 9 tokens"):
+            await client.generate(PROMPT, SamplingParams(8), session="s")
+
+    run_virtual(main())
+
+
+def test_a_probe_that_breaks_reaches_the_caller() -> None:
+    class Broken(FakeServer):
+        async def load(self):
+            raise TypeError("a bug")
+
+    async def main() -> None:
+        client = RoutedClient({"a": Broken(counting, dead=True)}, patience=QUICK)
+        with pytest.raises(RuntimeError, match="health probe"):
+            await client.generate(PROMPT, SamplingParams(20), session="s")
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_close_lets_waiting_requests_go_as_aborted() -> None:
+    async def main() -> None:
+        client = RoutedClient({"a": FakeServer(counting, dead=True)})
+        task = asyncio.create_task(client.generate(PROMPT, SamplingParams(20), session="s"))
+        await asyncio.sleep(1)
+        await client.close()
+        assert (await task).stop_reason == "aborted"
+
+    run_virtual(main())
+
+
+def test_exchanged_servers_join_after_a_health_check() -> None:
+    async def main() -> None:
+        old, new = FakeServer(counting), FakeServer(counting)
+        client = RoutedClient({"a": old})
+        await client.generate(PROMPT, SamplingParams(20), session="s")
+        client.set_servers({"a": new})
+        await client.generate(PROMPT, SamplingParams(20), session="s")
+        assert len(old.calls) == 1
+        assert len(new.calls) == 1
+        assert new.probes == 1
+        await client.close()
+
+    run_virtual(main())
