@@ -87,5 +87,5 @@ class RolloutConfig:
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     tools: dict[str, dict[str, Scalar]] = field(default_factory=dict)
-    """Tools that agents may call: name -> keyword arguments, e.g. {"calculator": {"mean": 0.3}}."""
+    """Tools that agents may call: name -> keyword arguments, e.g. {"calculator": {"latency_mean": 0.3}}."""
     sim: SimConfig = field(default_factory=SimConfig)
