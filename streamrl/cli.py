@@ -1,0 +1,117 @@
+"""The command line: `streamrl train key=value ...`.
+
+A mistake of the user ends in one or two lines on stderr and exit status 2, before anything was started. Nothing here
+imports torch or Ray: the run itself does (streamrl.runtime.launch), once the configuration and the data are known good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from streamrl import __version__
+from streamrl.config import StreamRLConfig, check_ports, load_config, to_yaml
+from streamrl.errors import ConfigError, UserError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+EXAMPLES = """\
+examples:
+  streamrl train experiment=calculator
+  streamrl train experiment=calculator trainer.v1.trainer_mode=sync trainer.seed=1
+  streamrl train experiment=calculator --dry-run       prints all keys with their values
+
+Keys are verl's where the meaning is the same; a list is written key=[a,b], nothing is key=null.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 a mistake in what was asked for, 130 interrupted, else a failed run."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="streamrl", description="Asynchronous RL post-training around a transfer queue."
+    )
+    parser.add_argument("--version", action="version", version=f"streamrl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands.add_parser("train", help="run a training job", add_help=False)
+    parser.parse_args(arguments[:1] or ["--help"])
+    return train(arguments[1:])
+
+
+def train(argv: Sequence[str]) -> int:
+    """`streamrl train`, and `python -m streamrl.main`."""
+    options = _train_parser().parse_intermixed_args(argv)
+    try:
+        config = _checked(options.overrides, options.config_dir)
+        if options.dry_run:
+            print(to_yaml(config), end="")
+            return 0
+        check_ports(config)
+        return _launch(config)
+    except UserError as error:
+        _show(error)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("interrupted before the run began", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _train_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="streamrl train",
+        description="Run a training job.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="configuration, in Hydra's grammar")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, print the resolved configuration, exit"
+    )
+    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="also look for experiment/<name>.yaml here")
+    return parser
+
+
+def _checked(overrides: Sequence[str], config_dir: str | None) -> StreamRLConfig:
+    """The configuration, whole and with its data read once: whatever is wrong shows here."""
+    from streamrl.data import train_dataset, training_steps, val_dataset
+
+    loaded = load_config(overrides, config_dir)
+    if loaded.inert:
+        print(f"note: without effect here, kept for verl's sake: {', '.join(loaded.inert)}", file=sys.stderr)
+    config = loaded.config
+    val_dataset(config)
+    if config.trainer.val_only:
+        return config
+    steps = training_steps(config, len(train_dataset(config)))
+    return replace(config, trainer=replace(config.trainer, total_training_steps=steps))
+
+
+def _launch(config: StreamRLConfig) -> int:
+    from streamrl.runtime.launch import launch
+    from streamrl.runtime.run_dir import open_run
+
+    trainer = config.trainer
+    run = open_run(
+        Path(trainer.runs_dir),
+        trainer.experiment_name,
+        to_yaml(config),
+        resume_mode=trainer.resume_mode,
+        resume_from=Path(trainer.resume_from_path) if trainer.resume_from_path else None,
+    )
+    try:
+        return launch(config, run)
+    finally:
+        run.release()
+
+
+def _show(error: UserError) -> None:
+    problems = error.problems if isinstance(error, ConfigError) else (str(error),)
+    print(f"error: {problems[0]}", file=sys.stderr)
+    if len(problems) > 1:
+        more = "; ".join(problem.split(";")[0] for problem in problems[1:3])
+        rest = f"; {len(problems) - 3} more" if len(problems) > 3 else ""
+        print(f"       and: {more}{rest}", file=sys.stderr)
