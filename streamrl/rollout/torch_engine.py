@@ -1,0 +1,310 @@
+"""The embedded LLM server: a `transformers` model, continuous batching, one engine thread.
+
+```
+ asyncio loop(s)                            engine thread
+ generate ──► Request ─┐                    ┌─► commands (abort, update_weights, pause) between two decode steps
+ abort, update, pause ─┴─► inbox ──wakes──► │   engine.step(): admit, one token for every running request
+          future ◄────call_soon_threadsafe──┴── requests that ended
+```
+
+The engine thread owns the model, the cache and every request between submission and its end. Whatever is raised in it
+is the end of the engine: all open requests fail with ServerDied, and so does every later call, `load` (the health
+check) included. The thread waits for its inbox and is woken by it; it never polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from agent_loop.llm.protocol import ContextOverflow, Generation, SamplingParams, ServerDied, ServerLoad
+from streamrl.rollout.batch_engine import BatchEngine, Request
+from streamrl.rollout.events import BusyMeter, EventHook, no_events
+from streamrl.rollout.sampling import uniforms
+from streamrl.weight_sync import WeightError, WeightStore
+from streamrl.weight_sync.load import load_into
+from streamrl.weight_sync.shared_memory import read_weights
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+STALL_SECONDS = 120.0
+"""A running engine that finishes no step for so long is taken for hung; a prefill of a large model takes seconds."""
+CLOSE_SECONDS = 30.0
+"""How long `close` waits for the step under way."""
+
+
+@dataclass(slots=True)
+class _Command:
+    """Something to do between two steps. The answer goes to the loop that asked."""
+
+    run: Callable[[], Any]
+    future: asyncio.Future[Any] | None
+
+
+class TorchServer:
+    """Implements `LLMServer`. Methods may be called from any event loop."""
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        max_num_seqs: int = 64,
+        max_model_len: int = 1024,
+        device: str = "cpu",
+        dtype: str = "float32",
+        seed: int = 0,
+        weights_dir: str | None = None,
+        on_event: EventHook = no_events,
+    ) -> None:
+        """Load the model, then the newest weights of `weights_dir` if there are any; ready to serve on return.
+
+        Raises ValueError (path, dtype, limits), UnsupportedModel, WeightError.
+        """
+        model = load_model(model_path, device=device, dtype=dtype, max_model_len=max_model_len)
+        newest = WeightStore(weights_dir).read_latest() if weights_dir else None
+        if newest:
+            load_into(model, newest[1])
+        version = newest[0].version if newest else 0
+        self._engine = BatchEngine(model, slots=max_num_seqs, max_len=max_model_len, version=version)
+        self._seed, self._unseeded = seed, 0
+        self._emit = on_event
+        self._busy = BusyMeter(on_event)
+        self._inbox: deque[Request | _Command] = deque()
+        self._wake = threading.Condition()
+        self._open: dict[str, Request] = {}
+        self._paused = self._closing = False
+        self._failure: BaseException | None = None
+        self._last_step = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+        self._emit("rollout.started", {"version": version, "slots": max_num_seqs})
+        self._thread.start()
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+        """One call; cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
+        self._check_alive()
+        self._check_request(request_id, prompt_ids, sampling)
+        self._unseeded += sampling.seed is None
+        seed, stream = (self._seed, self._unseeded) if sampling.seed is None else (sampling.seed, 0)
+        noise = uniforms(seed, stream, len(prompt_ids), sampling.max_tokens)
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        request = Request(request_id, list(prompt_ids), sampling, noise, owner=future)
+        self._open[request_id] = request
+        self._post(request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._post(_Command(lambda: self._abort([request_id]), None))
+            raise
+
+    async def abort(self, request_ids: list[str] | None = None) -> int:
+        return await self._between_steps(lambda: self._abort(request_ids))
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """Raises WeightError (the old weights stay), ServerDied."""
+        await self._between_steps(lambda: self._update(path, version))
+
+    async def pause(self) -> None:
+        await self._between_steps(lambda: self._set_paused(True))
+
+    async def resume(self) -> None:
+        await self._between_steps(lambda: self._set_paused(False))
+
+    async def load(self) -> ServerLoad:
+        """Raises ServerDied if the engine has failed, is closed, or hangs."""
+        self._check_alive()
+        silent = time.monotonic() - self._last_step
+        engine = self._engine
+        if engine.has_work and not self._paused and silent > STALL_SECONDS:
+            raise ServerDied(
+                f"the engine finished no step for {silent:.0f} s with {len(engine.running)} requests running"
+            )
+        return ServerLoad(
+            running=len(engine.running),
+            waiting=max(0, len(self._open) - len(engine.running)),
+            slots=engine.slots,
+            weight_version=engine.version,
+            tokens_generated=engine.tokens_generated,
+            busy_seconds=self._busy.total,
+        )
+
+    async def close(self) -> None:
+        """Stop after the step under way; open requests fail with ServerDied. Closing twice is fine."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the engine's step did not end within {CLOSE_SECONDS:.0f} s of close; kill the process")
+
+    # On the engine thread.
+
+    def _run(self) -> None:
+        try:
+            while self._receive():
+                began = time.perf_counter()
+                running = self._engine.has_work
+                ended = self._engine.step()
+                self._last_step = time.monotonic()
+                self._busy.add(running, began, self._engine.tokens_generated)
+                self._answer(ended)
+        except BaseException as error:  # the root of the thread: feeds the failure channel
+            logger.exception("the engine thread failed")
+            self._failure = error
+            self._emit("rollout.died", {"reason": repr(error)})
+        finally:
+            self._busy.flush()
+            self._fail_open()
+
+    def _receive(self) -> bool:
+        """Do what the inbox holds; wait while there is nothing to step. False once closing."""
+        while True:
+            with self._wake:
+                if not self._closing and not self._inbox and (self._paused or not self._engine.has_work):
+                    self._busy.flush()
+                    self._wake.wait_for(lambda: self._inbox or self._closing)
+                    self._last_step = time.monotonic()
+                if self._closing:
+                    return False
+                arrived = list(self._inbox)
+                self._inbox.clear()
+            for item in arrived:
+                if isinstance(item, Request):
+                    self._engine.submit(item)
+                else:
+                    self._obey(item)
+            if self._engine.has_work and not self._paused:
+                return True
+
+    def _obey(self, command: _Command) -> None:
+        try:
+            answer = command.run()
+        except WeightError as error:  # the caller's; checked before anything was overwritten
+            _settle(command.future, error=error)
+        except BaseException as error:
+            _settle(command.future, error=ServerDied(f"the engine failed: {error!r}"))
+            raise
+        else:
+            _settle(command.future, answer)
+
+    def _answer(self, ended: list[Request]) -> None:
+        for request in ended:
+            self._open.pop(request.id, None)
+            _settle(request.owner, request.generation)
+
+    def _abort(self, ids: list[str] | None) -> int:
+        gone = self._engine.abort(ids)
+        self._answer(gone)
+        return len(gone)
+
+    def _update(self, path: str, version: int) -> None:
+        began = time.perf_counter()
+        load_into(self._engine.model, read_weights(path))
+        self._engine.version = version
+        self._emit("rollout.weights", {"version": version, "seconds": time.perf_counter() - began})
+
+    def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def _fail_open(self) -> None:
+        with self._wake:
+            self._closing = True
+            left = list(self._inbox)
+            self._inbox.clear()
+        for item in left:
+            if isinstance(item, _Command):
+                _settle(item.future, error=self._death())
+        for request in list(self._open.values()):
+            _settle(request.owner, error=self._death())
+        self._open.clear()
+
+    # On the caller's loop.
+
+    async def _between_steps(self, run: Callable[[], T]) -> T:
+        self._check_alive()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._post(_Command(run, future))
+        return await future
+
+    def _post(self, item: Request | _Command) -> None:
+        with self._wake:
+            if not self._closing:
+                self._inbox.append(item)
+                self._wake.notify()
+                return
+        if isinstance(item, Request):
+            self._open.pop(item.id, None)
+        _settle(item.owner if isinstance(item, Request) else item.future, error=self._death())
+
+    def _death(self) -> ServerDied:
+        return ServerDied(f"the engine failed: {self._failure!r}" if self._failure else "the server was closed")
+
+    def _check_alive(self) -> None:
+        if self._closing or not self._thread.is_alive():
+            raise self._death()
+
+    def _check_request(self, request_id: str, prompt: list[int], sampling: SamplingParams) -> None:
+        engine = self._engine
+        if request_id in self._open:
+            raise ValueError(f"request id {request_id!r} is already running here; ids must be unique per server")
+        check_request(prompt, sampling, max_model_len=engine.max_len)
+        vocab = engine.decoder.vocab_size
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            bad = next(t for t in prompt if not 0 <= t < vocab)
+            raise ValueError(f"prompt token {bad} is outside the model's vocabulary of {vocab}; another tokenizer's?")
+
+
+def check_request(prompt: list[int], sampling: SamplingParams, *, max_model_len: int) -> None:
+    """Raise ContextOverflow or ValueError for a request that no engine could serve."""
+    if not prompt:
+        raise ValueError("empty prompt: at least one token is needed to generate from")
+    if sampling.max_tokens < 1:
+        raise ValueError(f"max_tokens {sampling.max_tokens}: a call generates at least one token")
+    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+        raise ValueError(f"temperature {sampling.temperature} must be >= 0 and top_p {sampling.top_p} in (0, 1]")
+    if len(prompt) + sampling.max_tokens > max_model_len:
+        raise ContextOverflow(
+            f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} > max_model_len {max_model_len}; "
+            "lower max_tokens or shorten the history"
+        )
+
+
+def load_model(path: str, *, device: str, dtype: str, max_model_len: int) -> Any:
+    """A causal LM for inference. Raises ValueError with what to do."""
+    from transformers import AutoModelForCausalLM
+
+    if not (Path(path) / "config.json").is_file():
+        raise ValueError(f"model path {path!r}: no config.json there; give the directory of a saved Hugging Face model")
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise ValueError(f"dtype {dtype!r} is no torch floating point type; use float32, bfloat16 or float16")
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+    model = model.to(device).eval().requires_grad_(False)
+    limit = getattr(model.config, "max_position_embeddings", max_model_len)
+    if max_model_len > limit:
+        raise ValueError(f"max_model_len {max_model_len} > the model's max_position_embeddings {limit}; lower it")
+    return model
+
+
+def _settle(future: asyncio.Future[Any] | None, answer: Any = None, error: Exception | None = None) -> None:
+    """Resolve a future from another thread; whoever waited may have been cancelled, and its loop closed."""
+
+    if future is None:
+        return
+
+    def settle() -> None:
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(answer)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        future.get_loop().call_soon_threadsafe(settle)

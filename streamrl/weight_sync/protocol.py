@@ -1,0 +1,54 @@
+"""The interface of weight sync and its errors. Imports no torch: managers and monitors use it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    State = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInfo:
+    """One published version. `seconds` is what writing it took (0.0 when it was looked up)."""
+
+    version: int
+    path: str
+    bytes: int
+    seconds: float = 0.0
+
+
+class WeightError(Exception):
+    """Base of what can go wrong with published weights. A server that raises it still serves its old weights."""
+
+
+class WeightsMissing(WeightError, FileNotFoundError):
+    """The file is not there: never written, or two newer versions have been published since."""
+
+
+class WeightsDamaged(WeightError, ValueError):
+    """The file or LATEST is not what a writer of this package leaves behind."""
+
+
+class WeightsMismatch(WeightError, ValueError):
+    """The names or shapes are not those of the model. Nothing was overwritten."""
+
+
+class WeightSync(Protocol):
+    """How versions travel. There is one writer; readers are many and in other processes."""
+
+    def write(self, state: State, version: int) -> WeightInfo:
+        """Make `version` complete, then findable. `state`: full tensors under Hugging Face names."""
+        ...
+
+    def latest(self) -> WeightInfo | None:
+        """The newest complete version, None before the first. Raises WeightsDamaged."""
+        ...
+
+    def read(self, path: str) -> dict[str, Tensor]:
+        """The tensors of one version. Raises WeightsMissing, WeightsDamaged."""
+        ...

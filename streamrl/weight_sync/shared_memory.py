@@ -1,0 +1,164 @@
+"""Weights through a directory in shared memory: one safetensors file per version, and LATEST, a small JSON.
+
+    v00000042.safetensors   full tensors, Hugging Face names, header metadata {"version": "42", "format": "pt"}
+    LATEST                  {"version": 42, "path": "<dir>/v00000042.safetensors"}
+
+Both appear by rename, the file first, so a reader sees a whole version or none, and a writer that is killed leaves at
+most a temporary file, which the next write removes. The file just written and the one LATEST named before are kept, in
+order of publishing and not of number: a run restored to an older step may publish smaller versions. A reader that has a
+file mapped keeps its bytes although the name is gone. Nothing is synced to a disk: this survives the death of any
+process, not of the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamrl.weight_sync.protocol import WeightInfo, WeightsDamaged, WeightsMissing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from streamrl.weight_sync.protocol import State
+
+LATEST = "LATEST"
+
+
+class WeightStore:
+    """The versions in one directory. Implements `WeightSync`.
+
+    Invariants: what LATEST names is complete; the version LATEST named before is still there.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory).absolute()
+
+    def write(self, state: State, version: int) -> WeightInfo:
+        """Publish `state` as `version`; tensors that are one tensor under two names (tied) are written once.
+
+        Raises ValueError for a negative version or an empty state, OSError when the directory is full.
+        """
+        from safetensors.torch import save_file
+
+        began = time.perf_counter()
+        if version < 0:
+            raise ValueError(f"weight version {version}: versions count from 0 (the base model)")
+        tensors = _writable(state)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
+        before = self._latest_name()
+        path = self.directory / f"v{version:08d}.safetensors"
+        temporary = self.directory / f".{path.name}.{os.getpid()}.tmp"
+        save_file(tensors, temporary, metadata={"version": str(version), "format": "pt"})
+        size = temporary.stat().st_size
+        os.replace(temporary, path)
+        self._point_latest(path, version)
+        self._retire(keep={path.name, before})
+        return WeightInfo(version, str(path), size, time.perf_counter() - began)
+
+    def latest(self) -> WeightInfo | None:
+        """What LATEST names, None before the first version. Raises WeightsDamaged, WeightsMissing."""
+        pointer, text = self.directory / LATEST, self._pointer()
+        if text is None:
+            return None
+        try:
+            entry = json.loads(text)
+            version, path = entry["version"], entry["path"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise WeightsDamaged(f"{pointer} is no {{version, path}} JSON ({error}); publish again") from error
+        if type(version) is not int or version < 0 or not isinstance(path, str):
+            raise WeightsDamaged(f"{pointer} names version {version!r} at {path!r}; remove it or publish again")
+        # The name counts, not the directory: the run directory may have been moved or mounted elsewhere.
+        path = str(self.directory / Path(path).name)
+        try:
+            return WeightInfo(version, path, os.stat(path).st_size)
+        except FileNotFoundError as error:
+            raise WeightsMissing(f"{pointer} names version {version}; {path} is not there; publish again") from error
+
+    def read(self, path: str) -> dict[str, Tensor]:
+        """Tensors mapped from the file; copy them before the file's bytes may change hands. See `read_weights`."""
+        return read_weights(path)
+
+    def read_latest(self) -> tuple[WeightInfo, dict[str, Tensor]] | None:
+        """The newest version with its tensors, also while a writer retires files; None before the first version."""
+        while True:
+            named = self._pointer()
+            try:
+                info = self.latest()
+                return None if info is None else (info, read_weights(info.path))
+            except WeightsMissing:
+                if self._pointer() == named:  # else the file was retired meanwhile, and a newer version is there
+                    raise
+
+    def _pointer(self) -> str | None:
+        try:
+            return (self.directory / LATEST).read_text()
+        except FileNotFoundError:
+            return None
+
+    def _point_latest(self, path: Path, version: int) -> None:
+        temporary = self.directory / f".{LATEST}.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps({"version": version, "path": str(path)}))
+        os.replace(temporary, self.directory / LATEST)
+
+    def _latest_name(self) -> str:
+        try:
+            info = self.latest()
+        except (WeightsDamaged, WeightsMissing):
+            return ""
+        return Path(info.path).name if info else ""
+
+    def _retire(self, keep: set[str]) -> None:
+        for path in self.directory.glob("v*.safetensors"):
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+
+    def _remove_leftovers(self) -> None:
+        """There is one writer, so a temporary file found before writing is a dead writer's."""
+        for path in self.directory.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, mapped privately (nothing is copied until it is touched).
+
+    Raises WeightsMissing, WeightsDamaged (bad header, truncated, empty).
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError as error:
+        raise WeightsMissing(f"{path} is not there (the last two versions are kept); load what LATEST names") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise WeightsDamaged(f"{path} is no whole safetensors file ({error}); publish again") from error
+    if not tensors:
+        raise WeightsDamaged(f"{path} holds no tensors; publish again")
+    return tensors
+
+
+def _writable(state: State) -> dict[str, Tensor]:
+    """On the CPU, contiguous, and each storage under its first name only (safetensors refuses aliases)."""
+    named = isinstance(state, Mapping)
+    pairs: Any = state.items() if isinstance(state, Mapping) else state
+    tensors: dict[str, Tensor] = {}
+    seen: dict[tuple[object, ...], Tensor] = {}  # holds the tensors: a freed one's address may be another's soon
+    for name, tensor in pairs:
+        if named or tensor.device.type == "cpu":  # streamed from a device: not held, so aliases are written twice
+            alias = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if tensor.numel() and alias in seen:
+                continue
+            seen[alias] = tensor
+        value = tensor.detach().to("cpu")
+        # A view into a larger tensor (a fused projection) is copied, so that only its own bytes are written.
+        whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        tensors[name] = value if whole else value.contiguous().clone()
+    if not tensors:
+        raise ValueError("no tensors to publish: the state is empty")
+    return tensors

@@ -1,0 +1,146 @@
+"""Published weights: whole or absent, newest findable, damage named."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamrl.weight_sync import WeightsDamaged, WeightsMissing, WeightStore
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {"a.weight": torch.full((3, 2), value), "b.weight": torch.full((4,), value, dtype=torch.bfloat16)}
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    info = store.write(state(1.5), 7)
+    assert store.latest() is not None
+    assert (info.version, info.bytes) == (7, os.stat(info.path).st_size)
+    assert Path(info.path).name == "v00000007.safetensors"
+    got = store.read(info.path)
+    assert set(got) == {"a.weight", "b.weight"}
+    assert all(torch.equal(got[k], v) and got[k].dtype == v.dtype for k, v in state(1.5).items())
+
+
+def test_no_version_yet_is_none(tmp_path: Path) -> None:
+    assert WeightStore(tmp_path / "absent").latest() is None
+    assert WeightStore(tmp_path).read_latest() is None
+
+
+def test_latest_is_a_small_json_and_the_last_two_files_are_kept(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    for version in (1, 2, 3):
+        store.write(state(version), version)
+    assert json.loads((tmp_path / "LATEST").read_text())["version"] == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "v00000002.safetensors", "v00000003.safetensors"]
+
+
+def test_a_restored_run_may_publish_a_smaller_version(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    for version in (9, 10, 8):
+        store.write(state(version), version)
+    newest = store.latest()
+    assert newest is not None
+    assert newest.version == 8
+    assert torch.equal(store.read(newest.path)["a.weight"], state(8)["a.weight"])
+    assert sorted(p.name for p in tmp_path.glob("v*")) == ["v00000008.safetensors", "v00000010.safetensors"]
+
+
+def test_a_mapped_version_outlives_its_file_and_a_rewrite(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    tensors = store.read(store.write(state(1), 1).path)
+    for version in (1, 2, 3):
+        store.write(state(50 + version), version)
+    assert torch.equal(tensors["a.weight"], state(1)["a.weight"])
+
+
+def test_tied_tensors_are_written_once_and_views_without_their_base(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    base = torch.arange(1000.0)
+    tied = torch.ones(5)
+    info = store.write({"embed": tied, "head": tied, "slice": base[:4], "turned": base[:6].view(2, 3).t()}, 0)
+    got = store.read(info.path)
+    assert set(got) == {"embed", "slice", "turned"}
+    assert torch.equal(got["turned"], base[:6].view(2, 3).t())
+    assert info.bytes < 1000
+
+
+def test_streamed_temporaries_are_not_taken_for_tied(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    base = torch.zeros(64)
+    info = store.write(((f"p{i}", (base + i)[:32]) for i in range(20)), 1)
+    got = store.read(info.path)
+    assert [float(got[f"p{i}"][0]) for i in range(20)] == list(range(20))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
+    path = Path(WeightStore(tmp_path).write(state(1), 1).path)
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[:-5], "garbage": b"\xff" * 100, "empty": b""}[damage])
+    with pytest.raises(WeightsDamaged, match=r"v00000001\.safetensors"):
+        WeightStore(tmp_path).read(str(path))
+
+
+def test_a_missing_file_says_what_to_load(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    info = store.write(state(1), 1)
+    os.unlink(info.path)
+    with pytest.raises(WeightsMissing, match="LATEST"):
+        store.read(info.path)
+    with pytest.raises(WeightsMissing, match="publish again"):
+        store.latest()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": "x", "path": "p"}', '{"version": -1, "path": "p"}'])
+def test_a_damaged_pointer_is_named_and_the_next_write_mends_it(tmp_path: Path, text: str) -> None:
+    store = WeightStore(tmp_path)
+    (tmp_path / "LATEST").write_text(text)
+    with pytest.raises(WeightsDamaged, match="LATEST"):
+        store.latest()
+    store.write(state(2), 2)
+    newest = store.latest()
+    assert newest is not None
+    assert newest.version == 2
+
+
+def test_nothing_to_publish_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        WeightStore(tmp_path).write({}, 1)
+    with pytest.raises(ValueError, match="-1"):
+        WeightStore(tmp_path).write(state(1), -1)
+
+
+def _publish_for_ever(directory: str) -> None:
+    version = 0
+    while True:
+        version += 1
+        WeightStore(directory).write({"w": torch.full((20_000,), float(version))}, version)
+
+
+def test_readers_beside_a_writer_that_is_killed_see_whole_versions_only(tmp_path: Path) -> None:
+    writer = multiprocessing.get_context("spawn").Process(target=_publish_for_ever, args=(str(tmp_path),), daemon=True)
+    writer.start()
+    store = WeightStore(tmp_path)
+    seen: set[int] = set()
+    while len(seen) < 20 and writer.is_alive():
+        found = store.read_latest()
+        if found is not None:
+            info, tensors = found
+            assert bool((tensors["w"] == info.version).all())
+            seen.add(info.version)
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join(10)
+    found = store.read_latest()
+    assert found is not None
+    assert bool((found[1]["w"] == found[0].version).all())
+    store.write(state(1), 1)
+    assert not list(tmp_path.glob(".*.tmp"))
