@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 
@@ -41,8 +42,10 @@ def write_one(directory, values: np.ndarray, segment: int = 1) -> Block:
 
 def test_a_segment_id_names_its_unit_and_its_file():
     segment = segment_id(5, 7, 9)
-    assert unit_of(segment) == 5 and segment_of(segment_file(segment)) == segment
-    assert segment_of("../../etc/passwd") is None and segment_of("x" * 16 + ".seg") is None
+    assert unit_of(segment) == 5
+    assert segment_of(segment_file(segment)) == segment
+    assert segment_of("../../etc/passwd") is None
+    assert segment_of("x" * 16 + ".seg") is None
     with pytest.raises(Invalid):
         segment_file(-1)
 
@@ -50,7 +53,8 @@ def test_a_segment_id_names_its_unit_and_its_file():
 def test_a_segment_file_is_private_and_wholly_allocated(tmp_path):
     make(tmp_path, 1)
     info = os.stat(tmp_path / segment_file(1))
-    assert stat.S_IMODE(info.st_mode) == 0o600 and info.st_blocks * 512 >= SIZE
+    assert stat.S_IMODE(info.st_mode) == 0o600
+    assert info.st_blocks * 512 >= SIZE
 
 
 def test_a_segment_that_is_a_link_is_not_followed(tmp_path):
@@ -73,7 +77,7 @@ def test_extents_are_aligned_and_never_overlap(tmp_path):
     places = [extent for sizes in ([100, 1, 700], [3000], [500]) for extent in arena.place(sizes)]
     spans = sorted((e.segment, e.offset, e.offset + len(e.data)) for e in places)
     assert all(offset % 64 == 0 for _, offset, _ in spans)
-    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in itertools.pairwise(spans))
 
 
 def test_a_put_that_does_not_fit_allocates_nothing_and_says_what_is_missing(tmp_path):
@@ -109,7 +113,9 @@ def test_a_flipped_bit_is_corrupt(tmp_path):
 
 def test_a_block_outside_its_segment_is_corrupt(tmp_path):
     block = write_one(tmp_path, np.arange(10))
-    beyond = Block("f", 1, SIZE - 64, 128, *tuple(getattr(block, f) for f in ("rows", "kind", "dtype", "shape", "digest")))
+    beyond = Block(
+        "f", 1, SIZE - 64, 128, *tuple(getattr(block, f) for f in ("rows", "kind", "dtype", "shape", "digest"))
+    )
     with pytest.raises(Corrupt, match="outside segment"):
         reader(tmp_path).block(beyond)
 

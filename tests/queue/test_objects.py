@@ -37,7 +37,9 @@ def test_a_value_comes_back_equal_and_of_the_same_type_at_every_depth(value):
 )  # fmt: skip
 def test_an_array_comes_back_with_its_dtype_and_shape_and_can_be_written(array):
     back = decode_object(encode_object({"a": (array,)}))["a"][0]
-    assert type(back) is np.ndarray and back.dtype == array.dtype and back.shape == array.shape
+    assert type(back) is np.ndarray
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
     assert np.array_equal(back, array)
     assert back.flags.writeable
 
@@ -47,7 +49,9 @@ def test_a_torch_tensor_comes_back_with_its_dtype_and_shape(dtype):
     torch = pytest.importorskip("torch")
     for tensor in (torch.ones(2, 3).to(getattr(torch, dtype)), torch.empty(0, 2, dtype=getattr(torch, dtype))):
         back = decode_object(encode_object([tensor]))[0]
-        assert back.dtype == tensor.dtype and back.shape == tensor.shape and torch.equal(back, tensor)
+        assert back.dtype == tensor.dtype
+        assert back.shape == tensor.shape
+        assert torch.equal(back, tensor)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Where a client's bytes go and come from: a write arena of granted segments, and a cache of read mappings.
 
-    put: place(sizes) -> extents, copy columns into them, commit, settle(extents); finished segments -> sealed()
-    get: block(b) -> its bytes in the mapping, copy rows out, check(blocks) that no segment was reused meanwhile
+put: place(sizes) -> extents, copy columns into them, commit, settle(extents); finished segments -> sealed()
+get: block(b) -> its bytes in the mapping, copy rows out, check(blocks) that no segment was reused meanwhile
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class WriteArena:
         self._open = open_segment
         self._granted: list[_Granted] = []
         self._finished: list[_Granted] = []
+        self._reported: list[int] = []
 
     def add(self, segments: Iterable[Segment]) -> None:
         """Use further segments. One that is already gone again is skipped."""
@@ -96,12 +97,23 @@ class WriteArena:
         """Segments this writer has finished with since the last call."""
         done = [g for g in self._finished if g.unsettled == 0]
         self._finished = [g for g in self._finished if g.unsettled]
-        return [g.segment.segment for g in done]
+        reported, self._reported = self._reported, []
+        return reported + [g.segment.segment for g in done]
+
+    def seal_again(self, segments: Iterable[int]) -> None:
+        """The message that carried these from `sealed` was refused: report them once more."""
+        self._reported += segments
+
+    def give_up(self, segments: set[int]) -> None:
+        """These turned out to be gone: finish with them."""
+        self._finished += [g for g in self._granted if g.segment.segment in segments]
+        self._granted = [g for g in self._granted if g.segment.segment not in segments]
 
     def forget(self) -> None:
         """Never use the present segments again: their unit or the controller restarted. Without sealing them."""
         self._granted.clear()
         self._finished.clear()
+        self._reported.clear()
 
     def _take(self, granted: _Granted, offset: int, size: int) -> Extent:
         granted.used = offset + aligned(size)
@@ -180,7 +192,7 @@ class ReadArena:
 
 def digest(data: np.ndarray) -> int:
     """xxh3-64 of a block's bytes."""
-    return xxhash.xxh3_64_intdigest(memoryview(data))
+    return xxhash.xxh3_64_intdigest(data.data)
 
 
 def verify(block: Block, data: np.ndarray) -> None:

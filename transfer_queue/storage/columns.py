@@ -27,7 +27,7 @@ BFLOAT16 = "bfloat16"
 """numpy has no bfloat16: such values lie in a uint16 array, and the column's dtype says what they mean."""
 
 DTYPES = frozenset(
-    "|b1 |u1 |i1 <u2 <i2 <u4 <i4 <u8 <i8 <f2 <f4 <f8 <c8 <c16".split() + [BFLOAT16]
+    ["|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16", BFLOAT16]
 )
 
 LONG_ROW_BYTES = 1024

@@ -63,7 +63,9 @@ def _from_list(field: str, rows: Sequence[Any]) -> Column:
         first = rows[0]
         if all(row.dtype == first.dtype and row.shape[1:] == first.shape[1:] for row in rows):
             return Column.ragged(rows)
-    if rows and all(is_tensor(row) and not row.is_nested and row.layout is sys.modules["torch"].strided for row in rows):
+    if rows and all(
+        is_tensor(row) and not row.is_nested and row.layout is sys.modules["torch"].strided for row in rows
+    ):
         return _from_tensor_rows(field, rows)
     return Column.objects(rows, field=field)
 

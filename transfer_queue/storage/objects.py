@@ -22,7 +22,20 @@ _ARRAY_KINDS = frozenset("biufcmMUS")
 _PLAIN = frozenset({str, bool, float, type(None), bytes})
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _TORCH_DTYPES = frozenset(
-    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128".split()
+    [
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+        "complex64",
+        "complex128",
+    ]
 )
 
 
@@ -51,7 +64,7 @@ def encode_object(value: Any, *, field: str = "value", row: int = 0) -> bytes:
 def decode_object(data: bytes | memoryview | np.ndarray) -> Any:
     """The value again. Raises Corrupt for bytes that `encode_object` cannot have made."""
     try:
-        return _decoder.decode(data)
+        return _decoder.decode(data.data if isinstance(data, np.ndarray) else data)
     except (msgspec.DecodeError, RecursionError, TypeError, ValueError, OverflowError) as error:
         raise Corrupt(f"an object of {len(data)} bytes cannot be decoded: {error}") from error
 

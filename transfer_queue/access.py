@@ -1,0 +1,109 @@
+"""How a client gets at the bytes of storage units: by mapping their segments, or over their sockets.
+
+A unit is local if this process can read its nonce in its directory. `force_remote` (or TQ_FORCE_REMOTE=1 in the
+environment) takes the other way although it is, so that reads across nodes are tested on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from transfer_queue.errors import SegmentGone
+from transfer_queue.net.bulk import BulkClient
+from transfer_queue.net.messages import Block, Segment, UnitInfo
+from transfer_queue.storage.arena import Extent, ReadArena, verify
+from transfer_queue.storage.segments import Mapping, map_segment, unit_of
+
+
+class UnitAccess:
+    """Reads and writes bytes in segments of any unit it has heard of."""
+
+    def __init__(self, name: str, key: str, *, force_remote: bool | None = None) -> None:
+        self._name = name
+        self._key = key
+        self._force_remote = os.environ.get("TQ_FORCE_REMOTE") == "1" if force_remote is None else force_remote
+        self._units: dict[int, UnitInfo] = {}
+        self._local: dict[int, bool] = {}
+        self._bulk: dict[int, BulkClient] = {}
+        self._mapped = ReadArena(self._map_for_read)
+
+    def learn(self, units: Iterable[UnitInfo]) -> None:
+        """Take note of units, or of their new places."""
+        for info in units:
+            if self._units.get(info.unit) != info:
+                self._units[info.unit] = info
+                self._local[info.unit] = not self._force_remote and _can_read_nonce(info)
+                old = self._bulk.pop(info.unit, None)
+                if old is not None:
+                    old.close()
+
+    def knows(self, unit: int) -> bool:
+        return unit in self._units
+
+    def open_for_write(self, segment: Segment) -> np.ndarray | None:
+        """The memory of a granted segment; None if it can only be written over the wire. Raises SegmentGone."""
+        if not self._local[segment.unit]:
+            return None
+        return map_segment(self._info(segment.unit).directory, segment.segment, write=True).data
+
+    async def upload(self, extents: Iterable[Extent]) -> None:
+        """Send what was written to private buffers to the units. Raises SegmentGone, Disconnected."""
+        for extent in extents:
+            unit = unit_of(extent.segment)
+            if not self._local[unit]:
+                await self._bulk_client(unit).write(extent.segment, extent.offset, extent.data)
+
+    async def fetch(self, blocks: list[Block]) -> list[np.ndarray]:
+        """The bytes of each block, checked against their digests; views that `check` must confirm after the copy."""
+        return [
+            self._mapped.block(block) if self._is_local(unit_of(block.segment)) else await self._download(block)
+            for block in blocks
+        ]
+
+    def check(self, blocks: Iterable[Block]) -> None:
+        """Raise SegmentGone if bytes that `fetch` gave may have been reused before they were copied."""
+        self._mapped.check(block for block in blocks if self._is_local(unit_of(block.segment)))
+
+    def sweep(self) -> None:
+        """Let go of memory whose segments are gone."""
+        self._mapped.sweep()
+
+    def close(self) -> None:
+        self._mapped.close()
+        for bulk in self._bulk.values():
+            bulk.close()
+
+    async def _download(self, block: Block) -> np.ndarray:
+        data = await self._bulk_client(unit_of(block.segment)).read(block.segment, block.offset, block.nbytes)
+        verify(block, data)
+        return data
+
+    def _map_for_read(self, segment: int) -> Mapping:
+        return map_segment(self._info(unit_of(segment)).directory, segment)
+
+    def _is_local(self, unit: int) -> bool:
+        self._info(unit)
+        return self._local[unit]
+
+    def _bulk_client(self, unit: int) -> BulkClient:
+        bulk = self._bulk.get(unit)
+        if bulk is None:
+            bulk = self._bulk[unit] = BulkClient(self._info(unit).endpoint, self._key, name=self._name)
+        return bulk
+
+    def _info(self, unit: int) -> UnitInfo:
+        try:
+            return self._units[unit]
+        except KeyError:
+            raise SegmentGone(f"storage unit {unit} has not registered with the controller") from None
+
+
+def _can_read_nonce(info: UnitInfo) -> bool:
+    try:
+        return Path(info.directory, "nonce").read_text() == info.nonce
+    except (FileNotFoundError, PermissionError, NotADirectoryError):
+        return False

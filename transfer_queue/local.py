@@ -1,0 +1,141 @@
+"""The whole queue inside one process and one event loop: for `runtime=local`, debuggers and tests.
+
+The ledger, the storage formats and the client are the same as in a cluster; only the sockets are missing.
+
+    queue = LocalQueue()                    # in a running loop
+    client = queue.client("trainer")
+    ...
+    await queue.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from transfer_queue.access import UnitAccess
+from transfer_queue.client import QueueClient
+from transfer_queue.controller_core import ControllerCore
+from transfer_queue.ledger import Ledger
+from transfer_queue.net.codec import decode_request, decode_response, encode
+from transfer_queue.net.messages import Request, Response
+from transfer_queue.net.transport import LocalTransport
+from transfer_queue.storage.journal import NullJournal
+from transfer_queue.storage.place import choose_storage
+from transfer_queue.storage.unit_files import UnitFiles
+from transfer_queue.unit import Unit
+
+SEGMENT_BYTES = 8 << 20
+
+LOCAL_BUDGET = 1 << 30
+
+
+class LocalQueue:
+    """Controller and one storage unit in the caller's event loop.
+
+    With `directory`, the controller's journal and the segments are kept there and a later LocalQueue on it goes on;
+    else all is gone after `close`. `clock` defaults to the loop's own time, so that a loop with virtual time moves
+    the leases too; with another clock, call `tick` whenever it was moved.
+    """
+
+    def __init__(
+        self, *, directory: str | Path | None = None, storage_dir: str | Path | None = None,
+        unit_budget_bytes: int = LOCAL_BUDGET, segment_bytes: int = SEGMENT_BYTES,
+        clock: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
+        self._loop = asyncio.get_running_loop()
+        self.clock = clock or self._loop.time
+        self._clients: dict[str, LocalTransport] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._keep = directory is not None
+        self.core = self._make_core(directory, segment_bytes)
+        self._start_unit(directory, storage_dir, unit_budget_bytes, segment_bytes)
+
+    def client(self, name: str) -> QueueClient:
+        """A client of this queue; close it, or close the queue."""
+        transport = self._transport(name)
+        access = UnitAccess(name, "", force_remote=False)
+        client = QueueClient(transport, access)
+        transport.say_hello()
+        return client
+
+    def tick(self) -> None:
+        """Let the controller do what is due at `clock()`."""
+        self.core.tick(self.clock())
+        self._arm()
+
+    async def close(self) -> None:
+        """End clients, unit and controller; without `directory`, remove the bytes too."""
+        if self._closed:
+            return
+        for transport in list(self._clients.values()):
+            await transport.close()
+        self._closed = True
+        self._work.cancel()
+        await asyncio.gather(self._work, self._registered, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.core.close()
+        self._unit.files.close(remove=not self._keep)
+
+    async def __aenter__(self) -> LocalQueue:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _make_core(self, directory: str | Path | None, segment_bytes: int) -> ControllerCore:
+        if directory is None:
+            journal = NullJournal()
+            return ControllerCore(Ledger(), send=self._send, journal=journal, segment_bytes=segment_bytes)
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        journal_path = Path(directory) / "journal"
+        return ControllerCore.recover(
+            journal_path, send=self._send, now=self.clock(), run="local", segment_bytes=segment_bytes
+        )
+
+    def _start_unit(
+        self, directory: str | Path | None, storage_dir: str | Path | None, budget: int, segment_bytes: int
+    ) -> None:
+        if directory is not None:
+            home = Path(directory) / "unit-0"
+        else:
+            parent, _ = choose_storage(storage_dir, 1, None)
+            home = parent / f"tq-local-{secrets.token_hex(6)}"
+        self._unit = Unit(UnitFiles(home, 0, budget=budget), "ipc://nowhere", segment_bytes)
+        transport = self._transport("unit-0")
+        transport.on_push = self._unit.push
+        transport.say_hello()
+        self._registered = asyncio.ensure_future(self._unit.register(transport))
+        self._work = asyncio.ensure_future(self._unit.work(transport))
+
+    def _transport(self, name: str) -> LocalTransport:
+        transport = LocalTransport(name, self._submit, self._left)
+        self._clients[transport.client] = transport
+        return transport
+
+    def _submit(self, client: str, request: Request) -> None:
+        self.core.handle(client, decode_request(encode(request)), self.clock())
+        self._arm()
+
+    def _left(self, client: str) -> None:
+        self._clients.pop(client, None)
+        self.core.client_gone(client, self.clock())
+        self._arm()
+
+    def _send(self, client: str, response: Response) -> None:
+        """Deliver at once: askers and the unit only take note and act later, so the controller is not re-entered."""
+        transport = self._clients.get(client)
+        if transport is not None:
+            transport.deliver(decode_response(encode(response)))
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.core.next_deadline()
+        if deadline is not None and not self._closed:
+            self._timer = self._loop.call_later(max(0.0, deadline - self.clock()), self.tick)

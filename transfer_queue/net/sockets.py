@@ -1,0 +1,86 @@
+"""ZeroMQ sockets on an asyncio loop, without zmq.asyncio's futures (half of the latency of a round trip).
+
+A ZeroMQ fd is edge-triggered: it may fire once for many messages, and any send or receive may swallow the edge. So
+whoever touches the socket has to look again afterwards, which `EventSocket` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zmq
+
+from transfer_queue.errors import Invalid
+
+MAX_IPC_PATH = 107
+"""Longest path of a Unix socket (sun_path is 108 bytes with its final zero)."""
+
+_BURST = 256
+"""Messages handled before other work of the loop gets a turn."""
+
+
+class EventSocket:
+    """Calls `on_frames` for each message that arrives; `send` never blocks."""
+
+    def __init__(self, socket: zmq.Socket, on_frames: Callable[[list[bytes]], None]) -> None:
+        self.socket = socket
+        self._on_frames = on_frames
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._scheduled = False
+        self._loop.add_reader(self._fd, self._receive)
+        self._look_again()
+
+    def send(self, frames: Sequence[bytes | memoryview], *, copy: bool = True) -> None:
+        """Raises zmq.Again (no room or no peer yet) or zmq.ZMQError(EHOSTUNREACH) (a ROUTER's peer is gone)."""
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
+        finally:
+            self._look_again()
+
+    def close(self, linger_ms: int = 0) -> None:
+        if not self.socket.closed:
+            self._loop.remove_reader(self._fd)
+            self.socket.close(linger=linger_ms)
+
+    def _look_again(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._receive)
+
+    def _receive(self) -> None:
+        self._scheduled = False
+        for _ in range(_BURST):
+            if self.socket.closed:
+                return
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_frames(frames)
+        self._look_again()
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise Invalid for an endpoint that is not served: only ipc on one node, its path short enough."""
+    scheme, _, path = endpoint.partition("://")
+    if scheme == "tcp":
+        raise Invalid(f"{endpoint}: tcp is only served with CURVE keys, which this version does not have; use ipc://")
+    if scheme != "ipc" or not path:
+        raise Invalid(f"{endpoint!r} is not an endpoint; expected ipc://PATH")
+    if len(os.fsencode(path)) > MAX_IPC_PATH:
+        raise Invalid(f"socket path of {len(path)} bytes, the limit is {MAX_IPC_PATH}: {path}; use a shorter directory")
+
+
+def bind_private(socket: zmq.Socket, endpoint: str) -> None:
+    """Bind an ipc endpoint. Raises Invalid unless its directory is ours and of mode 0700."""
+    check_endpoint(endpoint)
+    directory = Path(endpoint.removeprefix("ipc://")).parent
+    info = directory.stat()
+    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        raise Invalid(f"{directory} must belong to uid {os.getuid()} with mode 0700, else others could use the socket")
+    socket.bind(endpoint)

@@ -1,0 +1,385 @@
+"""How a client's requests reach the controller: over a socket, or by a call in the same process.
+
+Both give the same promise: a request is answered once, whatever happens to the connection or the controller in
+between, or fails by its deadline with an error that names who waited for what, how long, and what to do.
+
+    ZmqTransport: connect -> (HANDSHAKE) Hello -> Welcome -> ready: send pending, and what is asked from now on
+                  lost connection -> not ready; ZeroMQ reconnects -> Hello again -> unanswered requests again,
+                  with the same ids, so that a controller that has already applied one only repeats its reply
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
+from transfer_queue.net.codec import MAX_FRAME, Malformed, decode_response, encode, error_of
+from transfer_queue.net.messages import (
+    VERSION,
+    Bye,
+    Failed,
+    FreeSegments,
+    Hello,
+    MakeSegments,
+    Mutation,
+    Push,
+    Query,
+    Reply,
+    Request,
+    Response,
+    Welcome,
+)  # fmt: skip
+from transfer_queue.net.sockets import EventSocket, check_endpoint
+
+log = logging.getLogger(__name__)
+
+GRACE = 20.0
+"""Seconds that a request may take beyond the wait it asks for: time for a controller to come back."""
+
+RECONNECT_MS = 20
+"""A restarted controller is found again within this time."""
+
+
+class Transport(Protocol):
+    """What QueueClient and the units need. `on_welcome(welcome, again)` runs at each Welcome, `again` from the second
+    on (the controller restarted). `on_orphan(body, reply)` gets replies whose asker has given up."""
+
+    name: str
+    on_push: Callable[[Push], None]
+    on_welcome: Callable[[Welcome, bool], None]
+    on_orphan: Callable[[Any, Reply], None]
+
+    async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
+        """The reply to `body`. Raises the QueueError that a Failed stands for, DeadlineExceeded, Disconnected."""
+        ...
+
+    async def greet(self) -> Welcome:
+        """Say Hello once more, to hear of units that have come since."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    body: Mutation | Query
+    future: asyncio.Future[Reply]
+    asked: float
+    timeout: float
+
+
+class Waiters:
+    """Requests without an answer, by id. Ids increase. Shared by both transports."""
+
+    def __init__(self, name: str, whom: str) -> None:
+        self.name = name
+        self.whom = whom
+        self.waiting: dict[int, _Waiting] = {}
+        self._orphans: dict[int, Mutation | Query] = {}
+        self._next = 0
+
+    def add(self, body: Mutation | Query, timeout: float) -> tuple[int, asyncio.Future[Reply]]:
+        self._next += 1
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(body, loop.create_future(), loop.time(), timeout)
+        self.waiting[self._next] = waiting
+        return self._next, waiting.future
+
+    async def result(self, request: int, state: Callable[[], str]) -> Reply:
+        """Await the answer until its deadline."""
+        waiting = self.waiting[request]
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(waiting.timeout, self._too_late, request, state)
+        try:
+            return await waiting.future
+        finally:
+            timer.cancel()
+            if self.waiting.pop(request, None) is not None:  # cancelled or too late: the answer may still come
+                self._orphans[request] = waiting.body
+                while len(self._orphans) > 1000:
+                    del self._orphans[next(iter(self._orphans))]
+
+    def answer(self, request: int, reply: Reply) -> Any:
+        """Wake the asker; or give back the body that nobody waits for any more."""
+        waiting = self.waiting.pop(request, None)
+        if waiting is None:
+            return self._orphans.pop(request, None)
+        if waiting.future.done():
+            return waiting.body
+        if isinstance(reply, Failed):
+            waiting.future.set_exception(error_of(reply))
+        else:
+            waiting.future.set_result(reply)
+        return None
+
+    def fail(self, error: QueueError) -> None:
+        for waiting in self.waiting.values():
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
+
+    def remaining(self, request: int) -> Mutation | Query:
+        """The body to send now: what is left of its wait."""
+        waiting = self.waiting[request]
+        wait = getattr(waiting.body, "wait", 0.0)
+        if not wait:
+            return waiting.body
+        left = max(0.0, wait - (asyncio.get_running_loop().time() - waiting.asked))
+        return msgspec.structs.replace(waiting.body, wait=left)
+
+    def _too_late(self, request: int, state: Callable[[], str]) -> None:
+        waiting = self.waiting.get(request)
+        if waiting is not None and not waiting.future.done():
+            what = type(waiting.body).__name__
+            waiting.future.set_exception(
+                DeadlineExceeded(
+                    f"client {self.name!r} waited {waiting.timeout:.1f} s for {self.whom} to answer {what}: {state()}"
+                )
+            )
+
+
+def _ignore(*_: Any) -> None:
+    """Callback of those who do not care."""
+
+
+class ZmqTransport:
+    """A DEALER to the controller's ROUTER. Belongs to the loop it was connected in."""
+
+    def __init__(self, address: dict[str, str], name: str) -> None:
+        self.name = name
+        self.on_push: Callable[[Push], None] = _ignore
+        self.on_welcome: Callable[[Welcome, bool], None] = _ignore
+        self.on_orphan: Callable[[Any, Reply], None] = _ignore
+        self._address = address
+        self._endpoint = address["socket"]
+        check_endpoint(self._endpoint)
+        self._waiters = Waiters(name, f"the controller of run {address['run']!r} at {self._endpoint}")
+        self._key = read_key(address["key_file"])
+        self._ready = False
+        self._hello = 0  # id of the Hello under way
+        self._epoch: int | None = None
+        self._broken: QueueError | None = None
+        self._lost_at = asyncio.get_running_loop().time()
+        self._open()
+
+    @classmethod
+    async def connect(
+        cls, address: dict[str, str], *, name: str, timeout: float = 30.0,
+        on_welcome: Callable[[Welcome, bool], None] = _ignore, on_push: Callable[[Push], None] = _ignore,
+    ) -> ZmqTransport:  # fmt: skip
+        """A transport that has been welcomed. Raises DeadlineExceeded, or Invalid for a wrong key or run."""
+        transport = cls(address, name)
+        transport.on_push = on_push
+        welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def first(welcome: Welcome, again: bool) -> None:
+            on_welcome(welcome, again)
+            if not welcomed.done():
+                welcomed.set_result(None)
+
+        transport.on_welcome = first
+        transport._first = welcomed
+        try:
+            async with asyncio.timeout(timeout):
+                await welcomed
+        except TimeoutError:
+            await transport.close()
+            raise DeadlineExceeded(
+                f"client {name!r} waited {timeout:.1f} s for {transport._waiters.whom} to greet it: "
+                f"{transport._state()}"
+            ) from None
+        except QueueError:
+            await transport.close()
+            raise
+        transport.on_welcome = on_welcome
+        return transport
+
+    _first: asyncio.Future[None] | None = None
+
+    async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
+        if self._broken is not None:
+            raise self._broken
+        request, _ = self._waiters.add(body, timeout)
+        if self._ready:
+            self._send(Request(request, body))
+        return await self._waiters.result(request, self._state)
+
+    async def greet(self) -> Welcome:
+        reply = await self.request(self._hello_body())
+        assert isinstance(reply, Welcome), reply
+        return reply
+
+    async def close(self) -> None:
+        """Say Bye, so that leases and segments are free at once, and disconnect."""
+        if self._broken is None and self._ready:
+            try:
+                await self.request(Bye(), timeout=2.0)
+            except QueueError as error:
+                log.warning("client %r could not say Bye: %s", self.name, error)
+        self._break(Disconnected(f"client {self.name!r} was closed"))
+        self._monitor.close()
+        if not self._socket.socket.closed:
+            self._socket.socket.disable_monitor()
+        self._socket.close(linger_ms=0)
+
+    def _open(self) -> None:
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, _identity(self.name))
+        for option, value in (
+            (zmq.IMMEDIATE, 1), (zmq.RECONNECT_IVL, RECONNECT_MS), (zmq.RECONNECT_IVL_MAX, 500), (zmq.LINGER, 0),
+            (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.MAXMSGSIZE, MAX_FRAME),
+        ):  # fmt: skip
+            socket.setsockopt(option, value)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._monitor = EventSocket(monitor, self._on_event)
+        self._socket = EventSocket(socket, self._on_frames)
+        socket.connect(self._endpoint)
+
+    def _on_event(self, frames: list[bytes]) -> None:
+        event = int.from_bytes(frames[0][:2], "little")
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._greet()
+        elif self._ready:
+            self._ready = False
+            self._lost_at = asyncio.get_running_loop().time()
+            log.info("client %r lost its connection to %s", self.name, self._endpoint)
+
+    def _greet(self) -> None:
+        body = self._hello_body()
+        self._hello, _ = self._waiters.add(body, GRACE)
+        del self._waiters.waiting[self._hello]  # a Hello is not repeated: each connection has its own
+        self._send(Request(self._hello, body))
+
+    def _hello_body(self) -> Hello:
+        return Hello(VERSION, self._address["run"], self._key, self.name, os.getpid(), host_id())
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        try:
+            response = decode_response(frames[-1])
+        except Malformed as error:
+            log.error("client %r ignores a malformed frame from the controller: %s", self.name, error)
+            return
+        body = response.body
+        if response.id == 0:
+            if isinstance(body, (MakeSegments, FreeSegments)):
+                self.on_push(body)
+        elif response.id == self._hello:
+            self._welcome(body)
+        elif not isinstance(body, (MakeSegments, FreeSegments)):
+            orphan = self._waiters.answer(response.id, body)
+            if orphan is not None:
+                self.on_orphan(orphan, body)
+
+    def _welcome(self, reply: Any) -> None:
+        if not isinstance(reply, Welcome):
+            error = error_of(reply) if isinstance(reply, Failed) else Invalid(f"no Welcome but {reply!r}")
+            self._break(error)
+            return
+        again = self._epoch is not None and self._epoch != reply.epoch
+        self._epoch = reply.epoch
+        self._ready = True
+        self.on_welcome(reply, again)
+        for request in list(self._waiters.waiting):
+            self._send(Request(request, self._waiters.remaining(request)))
+
+    def _send(self, request: Request) -> None:
+        try:
+            self._socket.send([encode(request)])
+        except zmq.Again:  # disconnected this instant: sent again after the next Welcome
+            self._ready = False
+
+    def _break(self, error: QueueError) -> None:
+        """No further request will be answered."""
+        self._broken = self._broken or error
+        self._ready = False
+        self._waiters.fail(error)
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+
+    def _state(self) -> str:
+        if self._ready:
+            return "it is connected and did not answer; look at its log, or give the request more time"
+        away = asyncio.get_running_loop().time() - self._lost_at
+        return f"it has not been reachable for {away:.1f} s; start the queue service on its directory again"
+
+
+class LocalTransport:
+    """The controller is an object in this process and event loop. Messages still pass through the codec, so that
+    neither side shares mutable values with the other and nothing works here that would not over a socket."""
+
+    def __init__(self, name: str, submit: Callable[[str, Request], None], left: Callable[[str], None]) -> None:
+        self.name = name
+        self.client = _identity(name).decode()
+        self.on_push: Callable[[Push], None] = _ignore
+        self.on_welcome: Callable[[Welcome, bool], None] = _ignore
+        self.on_orphan: Callable[[Any, Reply], None] = _ignore
+        self._waiters = Waiters(name, "the local queue")
+        self._submit = submit
+        self._left = left
+        self._closed = False
+
+    async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
+        if self._closed:
+            raise Disconnected(f"client {self.name!r} was closed")
+        request, _ = self._waiters.add(body, timeout)
+        self._submit(self.client, Request(request, body))
+        return await self._waiters.result(request, lambda: "its clock stands still; call LocalQueue.tick()")
+
+    def say_hello(self) -> None:
+        """Become known to the controller; `on_welcome` has run when this returns."""
+        request, _ = self._waiters.add(self._hello_body(), GRACE)
+        self._submit(self.client, Request(request, self._hello_body()))
+        self._waiters.waiting.pop(request, None)
+
+    async def greet(self) -> Welcome:
+        reply = await self.request(self._hello_body())
+        assert isinstance(reply, Welcome), reply
+        return reply
+
+    def _hello_body(self) -> Hello:
+        return Hello(VERSION, "", "", self.name, os.getpid(), host_id())
+
+    def deliver(self, response: Response) -> None:
+        body = response.body
+        if isinstance(body, (MakeSegments, FreeSegments)):
+            self.on_push(body)
+            return
+        if isinstance(body, Welcome):
+            self.on_welcome(body, False)
+        orphan = self._waiters.answer(response.id, body)
+        if orphan is not None:
+            self.on_orphan(orphan, body)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._left(self.client)
+            self._waiters.fail(Disconnected(f"client {self.name!r} was closed"))
+
+
+def read_key(path: str) -> str:
+    """The run's key. Raises Disconnected naming the file if it is not there."""
+    try:
+        return Path(path).read_text().strip()
+    except FileNotFoundError:
+        raise Disconnected(f"no key file {path}: the queue of this address is gone, or was never started") from None
+
+
+def host_id() -> str:
+    """Equal for processes that see each other's process ids: boot and pid namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _identity(name: str) -> bytes:
+    """Unguessable, so that nobody without the key can speak for a client that has been welcomed."""
+    return f"{name[:64]}.{secrets.token_hex(12)}".encode()[:255]

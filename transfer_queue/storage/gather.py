@@ -1,0 +1,92 @@
+"""Rows asked in some order, scattered over blocks, as one column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from transfer_queue.errors import Corrupt, Invalid
+from transfer_queue.net.messages import Located
+from transfer_queue.storage.columns import Column
+
+FEW_ROWS_PER_BLOCK = 4
+"""Up to this many rows per block on average, rows are joined one by one; above, block by block."""
+
+
+def places(located: Located) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Per field the block number and the row in it, for each key. Raises Corrupt if they are outside their bounds."""
+    found = {}
+    rows = np.array([block.rows for block in located.blocks], dtype=np.int32)
+    for place in located.places:
+        block, row = np.frombuffer(place.block, "<i4"), np.frombuffer(place.index, "<i4")
+        if len(block) != len(located.keys) or len(row) != len(block):
+            raise Corrupt(f"the controller placed {len(block)} rows of {place.field!r} for {len(located.keys)} keys")
+        if len(block) and (block.min() < 0 or block.max() >= len(rows) or row.min() < 0 or (row >= rows[block]).any()):
+            raise Corrupt(f"the controller placed rows of {place.field!r} outside their blocks")
+        found[place.field] = (block, row)
+    return found
+
+
+def gather(field: str, block: np.ndarray, row: np.ndarray, columns: Mapping[int, Column]) -> Column:
+    """A copy of row `row[i]` of column `columns[block[i]]` for each i.
+
+    Columns of one field that were put in different forms are brought together: fixed rows become ragged where that
+    says the same, and what still differs becomes an object column of arrays.
+    """
+    used, inverse = np.unique(block, return_inverse=True)
+    parts = _alike(field, [columns[int(b)] for b in used])
+    if len(parts) == 1:
+        return parts[0].take(row)
+    if len(block) <= FEW_ROWS_PER_BLOCK * len(parts):
+        return _join_rows(parts, inverse, row)
+    order = np.argsort(inverse, kind="stable")
+    starts = np.searchsorted(inverse[order], np.arange(len(parts) + 1))
+    taken = [part.take(row[order[a:b]]) for part, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
+    joined = Column.concat(taken)
+    if (order[1:] > order[:-1]).all():
+        return joined
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return joined.take(back)
+
+
+def _join_rows(parts: list[Column], part: np.ndarray, row: np.ndarray) -> Column:
+    first = parts[0]
+    pairs = list(zip(part.tolist(), row.tolist(), strict=True))
+    if first.offsets is None:
+        values = np.concatenate([parts[p].values[r : r + 1] for p, r in pairs])
+        return Column(first.kind, first.dtype, first.shape, values, None, len(pairs))
+    pieces = []
+    offsets = np.zeros(len(pairs) + 1, np.int64)
+    total = 0
+    for i, (p, r) in enumerate(pairs):
+        cut = parts[p].offsets
+        assert cut is not None
+        piece = parts[p].values[cut[r] : cut[r + 1]]
+        pieces.append(piece)
+        total += len(piece)
+        offsets[i + 1] = total
+    return Column(first.kind, first.dtype, first.shape, np.concatenate(pieces), offsets, len(pairs))
+
+
+def _alike(field: str, parts: list[Column]) -> list[Column]:
+    """The same columns, of one kind, dtype and shape."""
+    if len({(c.kind, c.dtype, c.shape) for c in parts}) == 1:
+        return parts
+    raggeds = [_as_ragged(c) for c in parts]
+    if len({(c.kind, c.dtype, c.shape) for c in raggeds}) == 1:
+        return raggeds
+    if any(c.dtype == "bfloat16" for c in parts):
+        raise Invalid(
+            f"field {field!r} was put as {' and '.join(sorted({c.describe() for c in parts}))}; read them apart"
+        )
+    return [c if c.kind == "object" else Column.objects(c.rows_list(), field=field) for c in parts]
+
+
+def _as_ragged(column: Column) -> Column:
+    """A dense column of rows with at least one dimension, as a ragged one."""
+    if column.kind != "dense" or not column.shape:
+        return column
+    offsets = np.arange(column.rows + 1, dtype=np.int64) * column.shape[0]
+    return Column.from_packed(column.values.reshape(-1, *column.shape[1:]), offsets, dtype=column.dtype)

@@ -1,0 +1,205 @@
+"""A storage unit's directory: the segment files in it, made, freed and reused.
+
+lock          held by the living unit (flock)
+incarnation   how often a unit was started here: part of each segment id, so that no id comes twice
+nonce         a client that can read it is on the same node, and maps segments instead of asking for bytes
+*.seg         segments, by id
+*.pool        freed segments whose pages are kept for the next grant (a fresh page costs five times a warm one)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from transfer_queue.errors import Invalid, SegmentGone
+from transfer_queue.net.messages import Segment
+from transfer_queue.storage.segments import Mapping, make_file, map_segment, segment_file, segment_id, segment_of
+
+log = logging.getLogger(__name__)
+
+
+class UnitFiles:
+    """Invariants:
+
+    - A segment id stands for one file and one grant, also over restarts of the unit.
+    - A file is pooled only if it was made since the controller last registered this unit, so that the controller
+      knows its writer to be done or dead; any other is unlinked (a writer that sleeps may still hold the mapping).
+    - Segments and pool together never exceed `budget` bytes.
+    """
+
+    def __init__(self, directory: str | Path, unit: int, *, budget: int) -> None:
+        """Raises Invalid if another living unit holds the directory."""
+        self.directory = Path(directory)
+        self.unit = unit
+        self.budget = budget
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = lock_file(self.directory / "lock", f"storage unit {unit}")
+        self.incarnation = self._next_incarnation()
+        self.nonce = self._read_or_make_nonce()
+        self._counter = itertools.count()
+        self._pool_counter = itertools.count()
+        self._pool: dict[int, list[Path]] = defaultdict(list)
+        self._poolable: set[int] = set()
+        self._mappings: dict[int, Mapping] = {}
+        for left in self.directory.glob("*.pool"):
+            left.unlink()
+        self._sizes = dict(self._scan())
+
+    def inventory(self) -> list[tuple[int, int]]:
+        """(segment, nbytes) of all segments here."""
+        return sorted(self._sizes.items())
+
+    def keep(self, segments: Iterable[int]) -> None:
+        """The controller (re)registered this unit: these have live rows, all others go."""
+        for segment in set(self._sizes) - set(segments):
+            self._unlink(segment)
+        self._poolable.clear()
+
+    def make(self, count: int, nbytes: int) -> list[Segment]:
+        """New segments. Raises OSError when the directory is full, with those already made removed again."""
+        made: list[Segment] = []
+        try:
+            for _ in range(count):
+                made.append(self._make_one(nbytes))
+        except OSError:
+            for segment in made:
+                self._unlink(segment.segment)
+            self._shrink_pool(0)
+            raise
+        return made
+
+    def free(self, segments: Iterable[int]) -> None:
+        """No row lies in them any more and nobody writes to them. Unknown ones are ignored."""
+        for segment in segments:
+            nbytes = self._sizes.get(segment)
+            if nbytes is None:
+                continue
+            if segment not in self._poolable:
+                self._unlink(segment)
+                continue
+            self._forget(segment)
+            pooled = self.directory / f"{next(self._pool_counter):08d}.pool"
+            os.rename(self.directory / segment_file(segment), pooled)
+            self._pool[nbytes].append(pooled)
+
+    def read(self, segment: int, offset: int, nbytes: int) -> bytes:
+        """A copy of bytes of a segment, certainly not reused while they were copied. Raises SegmentGone, Invalid."""
+        mapping = self._mapping(segment)
+        data = self._range(mapping, offset, nbytes).tobytes()
+        if not mapping.stands():
+            self._mappings.pop(segment, None)
+            raise SegmentGone(f"segment {segment:016x} was freed during the read")
+        return data
+
+    def write(self, segment: int, offset: int, data: bytes | memoryview) -> None:
+        """Write for a client that cannot map the segment. Raises SegmentGone, Invalid."""
+        self._range(self._mapping(segment), offset, len(data))[:] = np.frombuffer(data, np.uint8)
+
+    def close(self, *, remove: bool = False) -> None:
+        """Let the directory go; with `remove`, delete all that this class made in it."""
+        self._mappings.clear()
+        if remove:
+            for name in os.listdir(self.directory):
+                if name.endswith((".seg", ".pool")) or name in ("nonce", "incarnation"):
+                    os.unlink(self.directory / name)
+        os.close(self._lock)
+        if remove:
+            os.unlink(self.directory / "lock")
+            self.directory.rmdir()
+
+    def _make_one(self, nbytes: int) -> Segment:
+        if nbytes <= 0:
+            raise Invalid(f"a segment of {nbytes} bytes")
+        segment = segment_id(self.unit, self.incarnation, next(self._counter))
+        path = self.directory / segment_file(segment)
+        if self._pool[nbytes]:
+            os.rename(self._pool[nbytes].pop(), path)
+        else:
+            self._shrink_pool(self.budget - nbytes)
+            make_file(path, nbytes)
+        self._sizes[segment] = nbytes
+        self._poolable.add(segment)
+        return Segment(segment, self.unit, nbytes)
+
+    def _shrink_pool(self, room: int) -> None:
+        """Unlink pooled files until what is here fits into `room`."""
+        used = sum(self._sizes.values()) + sum(size * len(paths) for size, paths in self._pool.items())
+        for size in sorted(self._pool):
+            while used > room and self._pool[size]:
+                self._pool[size].pop().unlink()
+                used -= size
+
+    def _mapping(self, segment: int) -> Mapping:
+        if segment not in self._sizes:
+            raise SegmentGone(f"unit {self.unit} has no segment {segment:016x}")
+        mapping = self._mappings.get(segment)
+        if mapping is None:
+            mapping = self._mappings[segment] = map_segment(str(self.directory), segment, write=True)
+        return mapping
+
+    @staticmethod
+    def _range(mapping: Mapping, offset: int, nbytes: int) -> np.ndarray:
+        if offset < 0 or nbytes < 0 or offset + nbytes > len(mapping.data):
+            raise Invalid(f"bytes {offset}..{offset + nbytes} are outside segment {mapping.segment:016x}")
+        return mapping.data[offset : offset + nbytes]
+
+    def _unlink(self, segment: int) -> None:
+        self._forget(segment)
+        (self.directory / segment_file(segment)).unlink(missing_ok=True)
+
+    def _forget(self, segment: int) -> None:
+        self._sizes.pop(segment, None)
+        self._poolable.discard(segment)
+        self._mappings.pop(segment, None)
+
+    def _scan(self) -> list[tuple[int, int]]:
+        found = []
+        for entry in os.scandir(self.directory):
+            segment = segment_of(entry.name)
+            if segment is not None and entry.is_file(follow_symlinks=False):
+                found.append((segment, entry.stat(follow_symlinks=False).st_size))
+        return found
+
+    def _next_incarnation(self) -> int:
+        path = self.directory / "incarnation"
+        number = int(path.read_text()) + 1 if path.exists() else 0
+        replace_file(path, str(number))
+        return number
+
+    def _read_or_make_nonce(self) -> str:
+        path = self.directory / "nonce"
+        if not path.exists():
+            replace_file(path, secrets.token_hex(16))
+        return path.read_text()
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file, mode 0600, all or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
+def lock_file(path: Path, who: str) -> int:
+    """Take the lock `path` for this process' life: the open file. Raises Invalid naming the holder."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise Invalid(f"{path} is held by process {holder}: end it before {who} is started here again") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
