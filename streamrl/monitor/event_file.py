@@ -21,7 +21,7 @@ class Event(msgspec.Struct, omit_defaults=True):
     start: float
     end: float = 0.0
     """Of a span; readers set it to `start` for the other kinds."""
-    value: float | str | None = None
+    value: int | float | str | None = None
     fields: dict[str, Any] = {}
     process: str = ""
     """Filled in by readers."""

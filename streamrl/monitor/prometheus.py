@@ -14,10 +14,12 @@ away, a partition that was cleared) disappear.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -82,7 +84,8 @@ class Exporter:
                 "set monitor.prometheus.port to another port, or to 0 to have a free one picked"
             ) from error
         self.host, self.port = host, int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="prometheus", daemon=True)
         self._thread.start()
 
     @property
@@ -107,9 +110,15 @@ class Exporter:
         self.values.replace({"streamrl_weight_version": {("trainer", ""): trainer} | samples})
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._closing = True
+        with contextlib.suppress(OSError):  # a connection wakes the thread
+            socket.create_connection((self.host, self.port), timeout=1.0).close()
         self._thread.join(REQUEST_SECONDS)
+        self._server.server_close()
+
+    def _serve(self) -> None:
+        while not self._closing:
+            self._server.handle_request()
 
 
 def _ensure_key(path: Path) -> bytes:
@@ -136,6 +145,7 @@ def _ensure_key(path: Path) -> bytes:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], registry: CollectorRegistry, key: bytes) -> None:
         self.registry, self.key = registry, key

@@ -89,7 +89,8 @@ class RunView:
         if event.name == "total_steps" and isinstance(event.value, int):
             self.total_steps = event.value
         if event.name == "validation":
-            found = {k.removeprefix("val-core/"): v for k, v in _numbers(event.fields).items() if k.startswith("val-core/")}
+            numbers = _numbers(event.fields)
+            found = {k.removeprefix("val-core/"): v for k, v in numbers.items() if k.startswith("val-core/")}
             self.validation |= found
             shown = ", ".join(f"{_clean(name)} {value:.3f}" for name, value in found.items())
             return f"validation {_clean(event.value)}, step {_clean(event.fields.get('step', '?'))}: {shown}"
@@ -236,7 +237,7 @@ def render(view: RunView, now: float) -> RenderableType:
         grid.add_row("now", Text(note))
     if silent > 10 and not view.ended and view.last_event:
         grid.add_row("silent", Text(f"no event for {silent:.0f} s: is the run alive?", style="bold red"))
-    return Panel(grid, title=f"StreamRL: {view.status}", title_align="left", expand=False)
+    return Panel(grid, title=Text(f"StreamRL: {view.status}"), title_align="left", expand=False)
 
 
 def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:
