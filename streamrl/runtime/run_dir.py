@@ -1,10 +1,10 @@
 """Run directories: `runs/<time>-<name>`, with `runs/latest` pointing to the newest.
 
-    config.yaml      the resolved configuration
-    metrics.jsonl    one line per step            batches.jsonl   what was trained, by the trainer's own account
-    events/          one event log per process    summary.json    the outcome, with its `status`
-    checkpoints/     global_step_<k>/             queue/          the queue's journal, keys and address
-    lock             held by the live run
+config.yaml      the resolved configuration
+metrics.jsonl    one line per step            batches.jsonl   what was trained, by the trainer's own account
+events/          one event log per process    summary.json    the outcome, with its `status`
+checkpoints/     global_step_<k>/             queue/          the queue's journal, keys and address
+lock             held by the live run
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class RunDirectory:
 
     path: Path
     resumed: bool
-    _lock: int
+    _lock: int = -1
+    finished: bool = False
+    """Set when the run reached its end: what a resume would need may go."""
 
     @property
     def metrics(self) -> Path:
@@ -57,7 +59,9 @@ class RunDirectory:
 
     def release(self) -> None:
         """Give up the lock."""
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def status_of(path: Path) -> str:
@@ -76,7 +80,9 @@ def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resu
     """
     if resume_mode == "resume_path":
         if resume_from is None or not (resume_from / "config.yaml").is_file():
-            raise RunDirectoryError(f"trainer.resume_from_path={resume_from} is no run directory (it has no config.yaml)")
+            raise RunDirectoryError(
+                f"trainer.resume_from_path={resume_from} is no run directory: it has no config.yaml"
+            )
         return _lock(resume_from, resumed=True)
     if resume_mode == "auto":
         candidate = _newest(runs_dir, name)
@@ -119,8 +125,8 @@ def _lock(path: Path, *, resumed: bool) -> RunDirectory:
 
 
 def _newest(runs_dir: Path, name: str) -> Path | None:
-    runs = [p for p in runs_dir.glob(f"*-{name}") if p.is_dir() and not p.is_symlink() and (p / "config.yaml").is_file()]
-    return max(runs, key=lambda p: p.name, default=None)
+    runs = [path for path in runs_dir.glob(f"*-{name}") if (path / "config.yaml").is_file() and not path.is_symlink()]
+    return max(runs, key=lambda path: path.name, default=None)
 
 
 def _same(path: Path, resolved: str) -> bool:

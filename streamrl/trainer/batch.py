@@ -48,19 +48,29 @@ def batch_meta(batch: LeasedBatch, partition: str, extra_info: dict[str, Any]) -
     return meta
 
 
-def score_metrics(groups: list[Group]) -> dict[str, float]:
-    """Scalars of a batch under verl's names."""
+def score_metrics(groups: list[Group], version: int) -> dict[str, float]:
+    """Scalars of the rows that a step trained at weights `version`, under verl's names."""
     tags = [row.tag for group in groups for row in group.rows]
-    scores = np.array([float(tag["score"]) for tag in tags])
-    lengths = np.array([int(tag["response_len"]) for tag in tags])
-    prompts = np.array([int(tag["prompt_len"]) for tag in tags])
-    spans = np.array([int(tag["max_global_steps"]) - int(tag["min_global_steps"]) for tag in tags])
-    found: dict[str, float] = {"perf/total_num_tokens": float(lengths.sum() + prompts.sum())}
+
+    def column(name: str) -> np.ndarray:
+        return np.array([float(tag[name]) for tag in tags])
+
+    lengths, prompts = column("response_len"), column("prompt_len")
+    oldest, newest = column("min_global_steps"), column("max_global_steps")
+    scores = [np.array([float(row.tag["score"]) for row in group.rows]) for group in groups]
+    found = {
+        "perf/total_num_tokens": float(lengths.sum() + prompts.sum()),
+        "rows/trained": float(len(tags)),
+        "groups/trained": float(len(groups)),
+        "groups/zero_variance": float(sum(np.ptp(each) < 1e-9 for each in scores)),
+    }
     for name, values in (
-        ("critic/score", scores),
+        ("critic/score", np.concatenate(scores)),
         ("response_length", lengths),
         ("prompt_length", prompts),
-        ("training/off_policy/trajectory_spans", spans),
+        ("training/off_policy/trajectory_staleness", version - newest),
+        ("training/off_policy/trajectory_staleness_worst", version - oldest),
+        ("training/off_policy/trajectory_spans", newest - oldest),
     ):
-        found |= {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+        found |= {f"{name}/{stat}": float(getattr(values, stat)()) for stat in ("mean", "max", "min")}
     return found

@@ -89,11 +89,13 @@ class CheckpointStore:
         except (OSError, json.JSONDecodeError) as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}. {_REMEDY}") from error
         if manifest.get("format") != FORMAT or manifest.get("step") != step:
-            raise CheckpointError(f"checkpoint {path} is of format {manifest.get('format')}, step {manifest.get('step')}. {_REMEDY}")
+            raise CheckpointError(
+                f"checkpoint {path} has format {manifest.get('format')}, step {manifest.get('step')}. {_REMEDY}"
+            )
         for name, expected in manifest["files"].items():
             file = path / name
             if not file.is_file() or _digest(file) != expected:
-                raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or differs from its manifest. {_REMEDY}")
+                raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or has changed. {_REMEDY}")
         return TrainerState(**state)
 
 
@@ -114,7 +116,8 @@ def _seal(draft: Path, step: int) -> None:
 
 def _digest(file: Path) -> dict[str, object]:
     with file.open("rb") as stream:
-        return {"bytes": file.stat().st_size, "blake2b": hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()}
+        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
+    return {"bytes": file.stat().st_size, "blake2b": digest.hexdigest()}
 
 
 def _sync(path: Path) -> None:

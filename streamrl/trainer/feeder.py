@@ -61,7 +61,9 @@ class Feeder:
     step by step; the asynchronous modes leave the bound to the queue.
     """
 
-    def __init__(self, client: QueueClient, source: PromptSource, *, partition: str, n: int, next_order: int, chunk: int) -> None:
+    def __init__(
+        self, client: QueueClient, source: PromptSource, *, partition: str, n: int, next_order: int, chunk: int
+    ) -> None:
         self.next_order = next_order
         self._client = client
         self._source = source

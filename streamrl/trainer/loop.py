@@ -17,6 +17,8 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from streamrl.data import training_steps
+from streamrl.monitor.summary import Status
 from streamrl.trainer import validation
 from streamrl.trainer.batch import batch_meta, group_advantages, score_metrics
 from streamrl.trainer.batch_log import BatchLog
@@ -25,7 +27,7 @@ from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
-from streamrl.trainer.staleness import StalenessPolicy, mean_age
+from streamrl.trainer.staleness import StalenessPolicy
 from transfer_queue.net.messages import Group, TaskSpec
 
 log = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class Trainer:
         self.groups_per_step = config.data.train_batch_size
         self.mini_batch = min(config.actor_rollout_ref.actor.ppo_mini_batch_size, self.groups_per_step)
         self.checkpoints = CheckpointStore(parts.run.checkpoints)
-        self.report = Reporter(parts)
+        self.report = Reporter(parts, PARTITION)
         self.stop = asyncio.Event()
         self._batch_log = BatchLog(parts.run.batches)
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
@@ -89,7 +91,7 @@ class Trainer:
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    async def fit(self) -> str:
+    async def fit(self) -> Status:
         """Run to the end; the status: "finished" or "interrupted" (after `stop` was set)."""
         await self._open()
         async with asyncio.TaskGroup() as background:
@@ -97,40 +99,41 @@ class Trainer:
                 background.create_task(self.parts.agents.run(), name="agents"),
                 background.create_task(self.feeder.run(), name="feeder"),
                 background.create_task(self._admit_lost_prompts(), name="lost prompts"),
+                background.create_task(self.parts.actor.watch(), name="ranks"),
             ]
             try:
                 await self._run_steps()
-                status = "finished"
+                status: Status = "finished"
             except Stopped:
                 status = "interrupted"
+                self.report.stopping()
                 if self.step > self._saved_step:
                     await self._checkpoint()
             for task in tasks:
                 task.cancel()
         await self.buffer.close()
         self._batch_log.close()
-        await self.report.finish(status, self.step, self.validations)
+        self.report.close(status)
         return status
 
     async def _run_steps(self) -> None:
-        total = self.config.trainer.total_training_steps
+        total = training_steps(self.config, len(self.parts.train_data))
         if self.config.trainer.val_before_train and "before" not in self.validations:
             await self.validate("before")
-        self.report.training_begins(self.step, total)
+        self.report.training_begins(total)
         while self.step < total:
             await self.train_step()
             if self._due(self.config.trainer.save_freq):
                 await self._checkpoint()
             if self._due(self.config.trainer.test_freq) and self.step < total:
-                await self.validate(f"step {self.step}")
-        self.report.training_ends()
+                await self.validate("during")
         await self.validate("after")
 
     async def train_step(self) -> None:
         """One step: its mini-batches, one new version, one line of metrics."""
         step = self.step + 1
         with self.parts.events.span("step", step=step) as span:
-            self.report.step_begins(step)
+            self.report.step_begins()
             with self.parts.events.span("wait_data", step=step):
                 await self._or_stopped(self.before_step())
             batches: list[LeasedBatch] = []
@@ -146,14 +149,11 @@ class Trainer:
                 await self.parts.queue.ack(PARTITION, batch.token, batch.uids, step=step)
             if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
                 await self.parts.queue.commit_step(PARTITION, step)
-            age, oldest = mean_age(groups, self.step)
+            rows = score_metrics(groups, self.step)
             self.step = step
+            await self.report.look(step)
             span.add(groups=len(groups), samples=sum(len(g.rows) for g in groups), dropped=self.report.dropped_in_step)
-        await self.report.step_ends(
-            step,
-            score_metrics(groups)
-            | {"training/off_policy/trajectory_staleness/mean": age, "training/off_policy/trajectory_staleness/max": oldest},
-        )
+        self.report.step_ends(step, rows)
 
     async def _update(self, batch: LeasedBatch, step: int) -> dict[str, float]:
         config = self.config
@@ -173,8 +173,7 @@ class Trainer:
                 metrics |= await self.parts.actor.compute_log_prob(meta)
         with self.parts.events.span("train", step=step, rows=len(meta)) as span:
             metrics |= await self.parts.actor.update_actor(meta)
-        self.report.trained(span.seconds)
-        return metrics
+        return metrics | {"timing_s/update_actor": span.seconds}
 
     async def _publish(self, version: int) -> None:
         with self.parts.events.span("publish", version=version):
@@ -187,8 +186,8 @@ class Trainer:
             return
         with self.parts.events.span("validate", step=self.step, when=label):
             found = await self._or_stopped(self._validator.accuracies(label))
-        self.validations[label] = found
-        self.report.validated(self.step, label, found)
+        self.validations[label] = {mode: found.of(mode) for mode in validation.MODES}
+        self.report.validated(self.step, label, found.metrics())
 
     # --- opening and resuming -----------------------------------------------------------------------------------
 
@@ -211,15 +210,15 @@ class Trainer:
         if self.in_order:
             self.feeder.allow(0)
         await self._publish(self.step)
-        if restored.next_order < state.next_order:  # the queue's journal is gone: its unfinished prompts are issued again
+        if restored.next_order < state.next_order:  # the queue's journal is gone: issue its unfinished prompts again
             await self.feeder.admit_orders(state.outstanding)
         await self.buffer.start()
         self._validator = None
         if self.parts.val_data is not None:
-            self._validator = validation.Validator(queue, self.parts.val_data, stall_timeout=config.trainer.stall_timeout)
+            stall = config.trainer.stall_timeout
+            self._validator = validation.Validator(queue, self.parts.val_data, stall_timeout=stall)
             await self._validator.open()
-        if self.parts.run.resumed:
-            self.report.resumed(self.step)
+        self.report.opened(self.step)
 
     async def _restore(self) -> TrainerState:
         steps = self.checkpoints.steps()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from streamrl.config import StreamRLConfig
 from streamrl.monitor.events import EventLog
@@ -23,6 +23,7 @@ class Actor(Protocol):
     async def publish_weights(self, version: int) -> Any: ...
     async def save_checkpoint(self, directory: str) -> object: ...
     async def load_checkpoint(self, directory: str) -> object: ...
+    async def watch(self) -> NoReturn: ...
 
 
 class Servers(Protocol):

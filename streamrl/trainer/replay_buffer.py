@@ -152,8 +152,7 @@ class ReplayBuffer:
         """Until `count` groups are ready; takes none."""
         async with self._changed:
             while len(ready := self.buffer.ready()) < count:
-                seen = self.buffer.seq
-                await self._wait(lambda: self.buffer.seq != seen, f"{count} ready groups ({len(ready)} are)")
+                await self._change(f"{count} ready groups ({len(ready)} are)")
 
     async def _usable(self, count: int, version: int) -> list[Group]:
         async with self._changed:
@@ -167,16 +166,18 @@ class ReplayBuffer:
                     continue
                 if len(ready) >= count and (not self._in_order or self._first_are_ready(ready[:count])):
                     return ready[:count]
-                seen = self.buffer.seq
-                await self._wait(lambda: self.buffer.seq != seen, f"{count} usable groups ({len(ready)} are ready)")
+                await self._change(f"{count} usable groups ({len(ready)} are ready)")
 
     def _first_are_ready(self, chosen: list[Group]) -> bool:
         waiting = self.buffer.waiting()
         return not waiting or waiting[0].order > chosen[-1].order
 
-    async def _wait(self, condition: Callable[[], bool], what: str) -> None:
+    async def _change(self, what: str) -> None:
+        """The next news from the queue, or the reason why there will be none."""
+        seen = self.buffer.seq
         try:
-            await asyncio.wait_for(self._changed.wait_for(lambda: condition() or bool(self._failure())), self._stall_timeout)
+            async with asyncio.timeout(self._stall_timeout):
+                await self._changed.wait_for(lambda: self.buffer.seq != seen or self._failure() is not None)
         except TimeoutError:
             oldest = ", ".join(f"{g.uid} ({g.state}, attempt {g.attempt})" for g in self.buffer.waiting()[:3]) or "none"
             raise DeadlineExceeded(
@@ -190,7 +191,7 @@ class ReplayBuffer:
     def _failure(self) -> BaseException | None:
         if self.buffer.failed_in_a_row >= self._max_failed:
             return RuntimeError(
-                f"{self.buffer.failed_in_a_row} prompt groups in a row failed, the last one with: {self._last_failure}. "
+                f"{self.buffer.failed_in_a_row} prompt groups in a row failed, the last with: {self._last_failure}. "
                 "The agent loop, its tools or the reward function is broken for every prompt"
             )
         if self._task is None or not self._task.done():
@@ -207,7 +208,8 @@ class ReplayBuffer:
         async with self._changed:
             left = self.buffer.apply(changes)
             if left:
-                self._last_failure = next((g.reason for g in reversed(left) if g.reason.startswith("failed")), self._last_failure)
+                failures = [group.reason for group in left if group.reason.startswith("failed")]
+                self._last_failure = failures[-1] if failures else self._last_failure
                 self._on_left(left)
             if self.buffer.lost_prompts:
                 self._on_lost_prompts(list(self.buffer.lost_prompts.values()))

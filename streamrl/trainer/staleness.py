@@ -6,7 +6,6 @@ verl's `max_off_policy_threshold` counts from 1, so S = threshold - 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from transfer_queue.net.messages import Group
@@ -26,9 +25,3 @@ class StalenessPolicy:
 def oldest_version(group: Group) -> int:
     """The smallest weight version that sampled a token of the group's rows."""
     return min(int(row.tag["min_global_steps"]) for row in group.rows)
-
-
-def mean_age(groups: Iterable[Group], version: int) -> tuple[float, int]:
-    """Mean and largest age of the groups' rows (each by its oldest token) when trained at `version`."""
-    ages = [version - int(row.tag["min_global_steps"]) for group in groups for row in group.rows]
-    return (sum(ages) / len(ages), max(ages)) if ages else (0.0, 0)

@@ -5,7 +5,9 @@ Every question is asked twice: once sampled at temperature 1 and once greedily. 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from statistics import mean
 
 from streamrl.trainer.feeder import PROMPT_FIELDS, PromptSource
 from transfer_queue.client import QueueClient
@@ -17,28 +19,47 @@ TASKS = [
     TaskSpec("generate", "prompt", "clock", ttl=15.0),
     TaskSpec("validate", "rows", "incarnation"),
 ]
-MODES: dict[str, dict[str, object]] = {"sampled": {"temperature": 1.0, "greedy": False}, "greedy": {"temperature": 0.0, "greedy": True}}
+MODES: dict[str, dict[str, object]] = {
+    "sampled": {"temperature": 1.0, "greedy": False},
+    "greedy": {"temperature": 0.0, "greedy": True},
+}
+
+
+Asked = tuple[str, str]
+"""(mode, data source) of a question."""
+
+
+@dataclass(slots=True)
+class Accuracies:
+    """Scores of one validation by (mode, data source)."""
+
+    scores: dict[Asked, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def of(self, mode: str) -> float:
+        """Mean score over all data sources."""
+        return mean(score for (asked, _), scores in self.scores.items() if asked == mode for score in scores)
+
+    def metrics(self) -> dict[str, float]:
+        """Under verl's names."""
+        names = {"sampled": "reward", "greedy": "reward_greedy"}
+        return {f"val-core/{source}/{names[mode]}/mean@1": mean(found) for (mode, source), found in self.scores.items()}
 
 
 @dataclass(slots=True)
 class _Round:
     """One validation: which groups are out and what those that came back scored."""
 
-    expected: dict[str, str]  # uid -> mode
-    scores: dict[str, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    expected: dict[str, Asked]
+    accuracies: Accuracies = field(default_factory=Accuracies)
     ready: list[str] = field(default_factory=list)
 
     def fold(self, groups: list[Group]) -> None:
         for group in groups:
-            mode = self.expected.get(group.uid)
-            if mode is None or group.state in ("pending", "generating"):
+            if group.state in ("pending", "generating") or (asked := self.expected.pop(group.uid, None)) is None:
                 continue
-            del self.expected[group.uid]
             if group.state == "ready":
                 self.ready.append(group.uid)
-                self.scores[mode].append(float(group.rows[-1].tag["score"]))
-            else:
-                self.scores[mode].append(0.0)
+            self.accuracies.scores[asked].append(float(group.rows[-1].tag["score"]) if group.state == "ready" else 0.0)
 
 
 class Validator:
@@ -58,8 +79,8 @@ class Validator:
             await self._client.drop(PARTITION, [group.uid for group in stale.groups], "validation abandoned")
         self._round = restored.next_order
 
-    async def accuracies(self, label: str) -> dict[str, float]:
-        """Mean score of the whole validation set: {"sampled": ..., "greedy": ...}."""
+    async def accuracies(self, label: str) -> Accuracies:
+        """Ask the whole validation set. Raises DeadlineExceeded when nothing ended for `stall_timeout` seconds."""
         changes = await self._client.watch(PARTITION, -1)
         current = _Round(await self._admit(label))
         seq = changes.seq
@@ -67,16 +88,16 @@ class Validator:
             changes = await self._client.watch(PARTITION, seq, wait=self._stall_timeout)
             if not changes.groups and changes.seq == seq:
                 raise DeadlineExceeded(
-                    f"validation {label!r} waited {self._stall_timeout:g} s for {len(current.expected)} questions, e.g. "
+                    f"validation {label!r} waited {self._stall_timeout:g} s for {len(current.expected)} questions, as "
                     f"{next(iter(current.expected))}; depth {changes.depth}. Look at the agent workers and LLM servers"
                 )
             current.fold(changes.groups)
             seq = changes.seq
         await self._finish(current.ready)
-        return {mode: sum(scores) / len(scores) for mode, scores in current.scores.items()}
+        return current.accuracies
 
-    async def _admit(self, label: str) -> dict[str, str]:
-        expected: dict[str, str] = {}
+    async def _admit(self, label: str) -> dict[str, Asked]:
+        expected: dict[str, Asked] = {}
         specs: list[GroupSpec] = []
         columns: dict[str, list[object]] = {name: [] for name in PROMPT_FIELDS}
         for mode, tag in MODES.items():
@@ -84,7 +105,7 @@ class Validator:
                 row = self._source.at(0, position)
                 uid = f"v{self._round}{mode}{position:07d}"
                 specs.append(GroupSpec(uid, 1, self._round, tag={**tag, "index": row["index"], "label": label}))
-                expected[uid] = mode
+                expected[uid] = (mode, row["data_source"])
                 self._round += 1
                 for name in PROMPT_FIELDS:
                     columns[name].append(row.get(name))

@@ -29,7 +29,9 @@ def test_a_killed_run_of_the_same_configuration_is_resumed(tmp_path: Path) -> No
     run = start(tmp_path)
     run.release()
     again = start(tmp_path)
-    assert again.resumed and again.path == run.path and status_of(run.path) == "killed"
+    assert again.resumed
+    assert again.path == run.path
+    assert status_of(run.path) == "killed"
 
 
 @pytest.mark.parametrize(("status", "resumed"), [("finished", False), ("interrupted", True), ("failed", True)])

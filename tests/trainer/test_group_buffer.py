@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamrl.trainer.replay_buffer import GroupBuffer
-from streamrl.trainer.staleness import StalenessPolicy, mean_age
+from streamrl.trainer.staleness import StalenessPolicy, oldest_version
 from transfer_queue.net.messages import Changes, Group, Row
 
 
@@ -36,13 +36,17 @@ def test_a_snapshot_replaces_what_was_known() -> None:
     buffer = GroupBuffer()
     buffer.apply(changes(1, group("a", 1), group("b", 2)))
     buffer.apply(changes(9, group("b", 2), snapshot=True))
-    assert list(buffer.groups) == ["b"] and buffer.seq == 9
+    assert list(buffer.groups) == ["b"]
+    assert buffer.seq == 9
 
 
 def test_groups_that_leave_untrained_are_told_and_failures_in_a_row_are_counted() -> None:
     buffer = GroupBuffer()
-    left = buffer.apply(changes(1, group("a", 1, "dropped", reason="failed: boom"), group("b", 2, "dropped", reason="stale")))
-    assert [g.uid for g in left] == ["a", "b"] and buffer.failed_in_a_row == 1
+    left = buffer.apply(
+        changes(1, group("a", 1, "dropped", reason="failed: boom"), group("b", 2, "dropped", reason="stale"))
+    )
+    assert [g.uid for g in left] == ["a", "b"]
+    assert buffer.failed_in_a_row == 1
     buffer.apply(changes(2, group("c", 3)))
     assert buffer.failed_in_a_row == 0
 
@@ -60,4 +64,4 @@ def test_a_group_is_too_old_when_its_oldest_token_exceeds_the_bound() -> None:
     assert StalenessPolicy(2).too_old(mixed, 5)
     assert not StalenessPolicy(3).too_old(mixed, 5)
     assert not StalenessPolicy(None).too_old(mixed, 50)
-    assert mean_age([mixed], 5) == (1.5, 3)
+    assert oldest_version(mixed) == 2

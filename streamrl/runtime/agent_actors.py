@@ -1,0 +1,94 @@
+"""Agent workers as Ray actors, one process each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from agent_loop.llm.client import RoutedClient
+from agent_loop.llm.protocol import LLMServer
+from agent_loop.worker import AgentLoopWorker, WorkerConfig
+from streamrl.monitor.events import EventLog
+from transfer_queue.client import QueueClient
+
+START_SECONDS = 120.0
+STOP_SECONDS = 15.0
+
+
+class AgentWorkerActor:
+    """An AgentLoopWorker with a queue client, an LLM client and an event log of its own."""
+
+    async def start(
+        self, name: str, config: WorkerConfig, address: dict[str, str], servers: Mapping[str, LLMServer], run_dir: str
+    ) -> int:
+        """Connect; the process id."""
+        self._events = EventLog(Path(run_dir) / "events", name)
+        self._queue = await QueueClient.connect(address, name=name)
+        self._llm = RoutedClient(servers)
+        self._worker = AgentLoopWorker(self._queue, self._llm, config, name=name, on_span=self._events.span_at)
+        return os.getpid()
+
+    async def serve(self) -> None:
+        """Returns when stopped; an error of the worker is raised here."""
+        try:
+            await self._worker.run()
+        finally:
+            await self._llm.close()
+            await self._queue.close()
+            self._events.close()
+
+    async def stop(self) -> None:
+        await self._worker.stop()
+
+
+class RayWorker:
+    """Implements agent_loop.manager.WorkerHandle."""
+
+    def __init__(self, name: str, actor: Any, pid: int) -> None:
+        self.name = name
+        self.pid: int | None = pid
+        self._actor = actor
+        self._serving = asyncio.ensure_future(_answer(actor.serve.remote()))
+
+    async def wait_dead(self) -> str:
+        try:
+            await asyncio.shield(self._serving)
+        except RayActorError as error:
+            return f"process {self.pid} is gone ({type(error).__name__})"
+        except RayError as error:
+            return str(getattr(error, "cause", None) or error).splitlines()[0]
+        return "stopped"
+
+    async def stop(self) -> None:
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._actor.stop.remote()
+        except (RayError, TimeoutError):
+            pass  # it is gone, or will be
+        ray.kill(self._actor)
+        await asyncio.wait([self._serving])
+        self._serving.exception()
+
+
+class RaySpawner:
+    """Implements agent_loop.manager.Spawner."""
+
+    def __init__(
+        self, config: WorkerConfig, address: dict[str, str], servers: Mapping[str, LLMServer], run_dir: Path
+    ) -> None:
+        self._arguments = (config, address, dict(servers), str(run_dir))
+
+    async def spawn(self, name: str) -> RayWorker:
+        actor = ray.remote(AgentWorkerActor).options(num_cpus=0, max_restarts=0, max_concurrency=16).remote()
+        pid = await _answer(actor.start.remote(name, *self._arguments))
+        return RayWorker(name, actor, pid)
+
+
+async def _answer(ref: Any) -> Any:
+    return await ref

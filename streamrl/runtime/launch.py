@@ -1,0 +1,130 @@
+"""Starting a run and seeing it through: run directory, runtime, terminal view, Ctrl-C, exit status.
+
+Exit status: 0 finished, 1 failed, 2 a mistake the user can mend, 130 stopped by Ctrl-C after a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from streamrl.config import StreamRLConfig
+from streamrl.errors import UserError
+from streamrl.monitor.summary import Summary, print_summary
+from streamrl.monitor.terminal import TerminalView
+from streamrl.runtime.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from streamrl.runtime.session import Session
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = None) -> int:
+    """Run to the end; the exit status. Raises UserError for what the user can mend."""
+    console = console or Console()
+    console.print(f"{'resuming' if run.resumed else 'run directory:'} {run.path}", soft_wrap=True)
+    try:
+        with TerminalView(run.path, console, live=config.monitor.terminal):
+            summary = _run_local(config, run) if config.runtime == "local" else _run_ray(config, run)
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the root of the run: a summary and a log were written, the user gets one line
+        console.print(
+            f"failed: {type(error).__name__}: {error}\nsee {run.path}/trainer.log",
+            style="red",
+            soft_wrap=True,
+            markup=False,
+        )
+        return FAILED
+    print_summary(summary, run.path, console)
+    if summary.status == "interrupted":
+        console.print("stopped; the same command resumes this run (trainer.resume_mode=auto)")
+        return INTERRUPTED
+    return 0
+
+
+def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:
+    from streamrl.rollout.virtual_clock import run_virtual
+    from streamrl.runtime.local_runtime import is_virtual, local_parts
+    from streamrl.runtime.session import Session
+
+    logging.basicConfig(filename=run.path / "trainer.log", level=logging.INFO)
+
+    async def main() -> Summary:
+        async with local_parts(config, run) as parts:
+            session = Session(parts)
+            with _on_interrupt(_stopper(session)):
+                return await session.run()
+
+    return run_virtual(main()) if is_virtual(config) else asyncio.run(main())
+
+
+def _run_ray(config: StreamRLConfig, run: RunDirectory) -> Summary:
+    import ray
+    from ray.exceptions import RayTaskError
+
+    from streamrl.runtime.task_runner import TaskRunner
+
+    _init_ray(config)
+    try:
+        actor = ray.remote(TaskRunner).options(num_cpus=0, max_concurrency=8)
+        runner = actor.remote(config, str(run.path), run.resumed)
+        done = runner.run.remote()
+        with _on_interrupt(lambda: runner.stop.remote()):
+            return ray.get(done)
+    except RayTaskError as error:
+        raise error.cause from None
+    finally:
+        ray.shutdown()
+
+
+def _init_ray(config: StreamRLConfig) -> None:
+    import ray
+
+    # Inherited by every process of a cluster started here: one thread per torch process, no surprises at import.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    existing = bool(os.environ.get("RAY_ADDRESS"))
+    try:
+        ray.init(
+            num_cpus=None if existing else config.ray_kwargs.ray_init.num_cpus,
+            object_store_memory=None if existing else 100 << 20,
+            include_dashboard=False if not existing else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"Ray did not start: {str(error).splitlines()[0]}") from error
+
+
+def _stopper(session: Session) -> Callable[[], None]:
+    loop = asyncio.get_running_loop()
+    return lambda: loop.call_soon_threadsafe(session.stop) and None
+
+
+@contextlib.contextmanager
+def _on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) asks for a clean end, the second one ends at once."""
+
+    def first(_signal: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stderr.write("\nstopping after a checkpoint; press Ctrl-C again to end at once\n")
+        stop()
+
+    before = {number: signal.signal(number, first) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

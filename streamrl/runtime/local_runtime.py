@@ -1,0 +1,103 @@
+"""The parts of a run in one process and one event loop: for a debugger, for tests, and on a virtual clock.
+
+The same loop, queue, agents and engines as under Ray; only the shells are missing. With `rollout.name=sim`,
+`actor.strategy=sim` and `rollout.sim.clock=virtual` nothing takes real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from agent_loop.llm.client import RoutedClient
+from agent_loop.manager import AgentLoopManager, TaskSpawner
+from agent_loop.rendering.chat import ChatTokenizer
+from agent_loop.worker import AgentLoopWorker
+from streamrl.config import StreamRLConfig
+from streamrl.data import train_dataset, val_dataset
+from streamrl.monitor.events import EventLog
+from streamrl.rollout.manager import LLMServerManager
+from streamrl.rollout.replica import build_server
+from streamrl.runtime import settings
+from streamrl.runtime.run_dir import RunDirectory
+from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
+from streamrl.trainer.parts import Parts
+from transfer_queue.local import LocalQueue
+
+
+@asynccontextmanager
+async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[Parts]:
+    """Everything started in the running loop, on the loop's clock."""
+    clock = asyncio.get_running_loop().time
+    virtual = is_virtual(config)
+    async with AsyncExitStack() as stack:
+        events = stack.enter_context(EventLog(run.path / "events", "trainer", clock=clock))
+        train_data, val_data = train_dataset(config), val_dataset(config)
+        weights = settings.weights_dir(run)
+        stack.callback(shutil.rmtree, weights, ignore_errors=True)
+        local = await stack.enter_async_context(_start_queue(config, run))
+        queue = local.client("trainer")
+        servers = {
+            f"server-{i}": build_server(settings.rollout_server(config, run, i)) for i in range(_replicas(config))
+        }
+        for server in servers.values():
+            stack.push_async_callback(server.close)
+        group = await _start_actor(config, run, local, inline=virtual)
+        stack.push_async_callback(group.close)
+        worker_config = settings.agent_worker(config, virtual_clock=virtual)
+        chat = ChatTokenizer.from_pretrained(worker_config.model_path)
+
+        async def make(name: str) -> AgentLoopWorker:
+            llm = RoutedClient(servers)
+            stack.push_async_callback(llm.close)
+            return AgentLoopWorker(local.client(name), llm, worker_config, name=name, chat=chat, on_span=events.span_at)
+
+        workers = config.actor_rollout_ref.rollout.agent.num_workers
+        yield Parts(
+            config=config,
+            run=run,
+            queue=queue,
+            actor=group,  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
+            servers=LLMServerManager(servers),
+            agents=AgentLoopManager(TaskSpawner(make), queue, workers),
+            train_data=train_data,
+            val_data=val_data,
+            events=events,
+            clock=clock,
+            weights_dir=weights,
+        )
+
+
+def is_virtual(config: StreamRLConfig) -> bool:
+    """Whether the run needs no real time at all."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.name == "sim" and rollout.sim.clock == "virtual"
+
+
+def _replicas(config: StreamRLConfig) -> int:
+    return config.actor_rollout_ref.rollout.num_replicas
+
+
+def _start_queue(config: StreamRLConfig, run: RunDirectory) -> LocalQueue:
+    queue = config.transfer_queue
+    units = queue.backend.SimpleStorage.num_data_storage_units
+    return LocalQueue(
+        directory=run.queue, storage_dir=queue.storage_dir, segment_bytes=queue.segment_bytes,
+        unit_budget_bytes=units * queue.unit_budget_bytes,
+    )  # fmt: skip
+
+
+async def _start_actor(config: StreamRLConfig, run: RunDirectory, queue: LocalQueue, *, inline: bool) -> Any:
+    from streamrl.workers.actor import ActorWorker
+    from streamrl.workers.settings import ActorSettings
+
+    client = queue.client("rank-0")
+    worker = ClassWithInitArgs(
+        ActorWorker, ActorSettings.of(config), queue=client, weights_dir=str(settings.weights_dir(run))
+    )
+    group = LocalWorkerGroup(worker, device=config.trainer.device, inline=inline)
+    await group.init_model()
+    return group

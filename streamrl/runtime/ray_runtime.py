@@ -1,0 +1,119 @@
+"""The parts of a run as Ray actors and the processes under them.
+
+    QueueNode ── controller, storage units         RayLLMServer × num_replicas
+    AgentWorkerActor × agent.num_workers           RankActor × training ranks
+
+Service actors reserve no logical CPUs, so nothing hangs for want of one; the training ranks do, and what cannot be
+placed is an error at start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import ray
+
+from agent_loop.manager import AgentLoopManager
+from streamrl.config import StreamRLConfig
+from streamrl.data import train_dataset, val_dataset
+from streamrl.monitor.events import EventLog
+from streamrl.rollout.manager import LLMServerManager
+from streamrl.rollout.replica import start_ray_servers
+from streamrl.runtime import settings
+from streamrl.runtime.agent_actors import RaySpawner
+from streamrl.runtime.queue_node import QueueNode
+from streamrl.runtime.run_dir import RunDirectory
+from streamrl.single_controller import ClassWithInitArgs, RayWorkerGroup, ResourcePool
+from streamrl.trainer.parts import Parts
+from transfer_queue.client import QueueClient
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[Parts]:
+    """Everything started and connected; stopped again when the block is left. Ray must be initialised."""
+    async with AsyncExitStack() as stack:
+        events = stack.enter_context(EventLog(run.path / "events", "trainer"))
+        events.state("run", "starting")
+        train_data, val_data = train_dataset(config), val_dataset(config)
+        weights = settings.weights_dir(run)
+        stack.callback(shutil.rmtree, weights, ignore_errors=True)
+        address = await _start_queue(config, run, stack)
+        queue = await QueueClient.connect(address, name="trainer")
+        stack.push_async_callback(queue.close)
+        group, servers = await asyncio.gather(
+            asyncio.to_thread(_start_ranks, config, run, address), _start_servers(config, run, stack)
+        )
+        stack.push_async_callback(group.close)
+        spawner = RaySpawner(settings.agent_worker(config), address, servers, run.path)
+
+        def restarted(name: str, reason: str) -> None:
+            events.state("restart", f"{name}: {reason}", role="agent")
+
+        yield Parts(
+            config=config,
+            run=run,
+            queue=queue,
+            actor=group,  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
+            servers=LLMServerManager(servers),
+            agents=AgentLoopManager(
+                spawner, queue, config.actor_rollout_ref.rollout.agent.num_workers, on_restart=restarted
+            ),
+            train_data=train_data,
+            val_data=val_data,
+            events=events,
+            clock=time.monotonic,
+            weights_dir=weights,
+        )
+
+
+async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncExitStack) -> dict[str, str]:
+    queue = config.transfer_queue
+    node: Any = (
+        ray.remote(QueueNode)
+        .options(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+        .remote(
+            str(run.queue),
+            storage_dir=queue.storage_dir,
+            units=queue.backend.SimpleStorage.num_data_storage_units,
+            unit_budget_bytes=queue.unit_budget_bytes,
+            segment_bytes=queue.segment_bytes,
+        )
+    )
+    address = await node.start.remote()
+
+    async def stop(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        await node.stop.remote(clean=run.finished)
+
+    stack.push_async_exit(stop)  # type: ignore[arg-type]
+    return address
+
+
+def _start_ranks(config: StreamRLConfig, run: RunDirectory, address: dict[str, str]) -> RayWorkerGroup:
+    from streamrl.workers.actor import ActorWorker
+    from streamrl.workers.settings import ActorSettings
+
+    trainer = config.trainer
+    pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, device=trainer.device)
+    worker = ClassWithInitArgs(
+        ActorWorker, ActorSettings.of(config), queue=address, weights_dir=str(settings.weights_dir(run))
+    )
+    group = RayWorkerGroup(pool, worker, name="actor", start_timeout=settings.RANK_START_SECONDS)
+    group.init_model().result()
+    return group
+
+
+async def _start_servers(config: StreamRLConfig, run: RunDirectory, stack: AsyncExitStack) -> dict[str, Any]:
+    rollout = config.actor_rollout_ref.rollout
+    configs = {f"server-{i}": settings.rollout_server(config, run, i) for i in range(rollout.num_replicas)}
+    servers = await start_ray_servers(configs)
+    for server in servers.values():
+        stack.push_async_callback(server.close)
+    return servers

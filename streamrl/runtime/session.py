@@ -1,0 +1,69 @@
+"""One run of a trainer over its parts, whatever runtime they are in: it ends with a summary, however it ends."""
+
+from __future__ import annotations
+
+import logging
+
+from streamrl.monitor.summary import Groups, Status, Summary, write_summary
+from streamrl.trainer.loop import Trainer
+from streamrl.trainer.modes import MODES
+from streamrl.trainer.parts import Parts
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """Runs the mode that the configuration names. `stop` asks for a clean end with a checkpoint."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.trainer: Trainer = MODES[parts.config.trainer.v1.trainer_mode](parts)
+
+    def stop(self) -> None:
+        self.trainer.stop.set()
+
+    async def run(self) -> Summary:
+        """The summary, also written to the run directory; an error is written there too, and raised again."""
+        try:
+            status = await self.trainer.fit()
+        except BaseException as error:
+            cause = root_cause(error)
+            log.error("the run failed", exc_info=error)
+            await self._summarise("failed", f"{type(cause).__name__}: {cause}")
+            if isinstance(cause, Exception):
+                raise cause from None
+            raise
+        self._parts.run.finished = status == "finished"
+        return await self._summarise(status)
+
+    async def _summarise(self, status: Status, error: str = "") -> Summary:
+        trainer = self.trainer
+        overlap = trainer.report.overlap
+        before, after = trainer.validations.get("before", {}), trainer.validations.get("after", {})
+        summary = Summary(
+            status=status,
+            error=error,
+            steps=trainer.step,
+            train_seconds=overlap.seconds,
+            val_sampled_before=before.get("sampled"),
+            val_greedy_before=before.get("greedy"),
+            val_sampled_after=after.get("sampled"),
+            val_greedy_after=after.get("greedy"),
+            overlap_efficiency=overlap.efficiency,
+            overlap_efficiency_steady=overlap.steady_efficiency,
+            measured_seconds=overlap.seconds,
+            lost_seconds_by_cause={cause: seconds for cause, seconds in overlap.lost.items()},
+            busy_seconds={"training": overlap.train_busy, "generation": overlap.generation_busy},
+            generation_waits={"sync": overlap.generation_stalled, "idle": overlap.generation_idle},
+            groups=Groups.of(trainer.report.stats) if trainer.report.stats else Groups(),
+            extra={"mode": self._parts.config.trainer.v1.trainer_mode, "seed": self._parts.config.trainer.seed},
+        )
+        write_summary(self._parts.run.path, summary)
+        return summary
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first real error inside nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

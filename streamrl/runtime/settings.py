@@ -1,0 +1,66 @@
+"""From the one configuration to what each component is told. Pure; nothing starts here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_loop.llm.protocol import SamplingParams
+from agent_loop.loop import Budgets
+from agent_loop.worker import WorkerConfig
+from streamrl.config import StreamRLConfig
+from streamrl.runtime.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from streamrl.rollout.replica import RolloutServerConfig
+
+RANK_START_SECONDS = 180.0
+"""Ranks import torch and load the model; on a busy machine of two cores that takes a while."""
+
+
+def weights_dir(run: RunDirectory) -> Path:
+    """Where weight versions pass from the trainer to the servers: in shared memory, named after the run."""
+    shared = Path("/dev/shm")
+    root = shared if shared.is_dir() else run.path
+    return root / f"streamrl-weights-{run.path.name}-{run.path.stat().st_ino}"
+
+
+def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> WorkerConfig:
+    rollout, data, reward = config.actor_rollout_ref.rollout, config.data, config.reward
+    function = reward.custom_reward_function
+    turns = rollout.multi_turn
+    return WorkerConfig(
+        model_path=config.actor_rollout_ref.model.tokenizer_path or config.actor_rollout_ref.model.path,
+        max_sessions=rollout.agent.max_sessions,
+        default_agent_loop=rollout.agent.default_agent_loop,
+        tools=rollout.tools,
+        reward=f"{function.path}:{function.name}" if function.path else "",
+        reward_timeout=reward.timeout,
+        reward_threads=not virtual_clock,
+        sampling=SamplingParams(1, rollout.temperature, rollout.top_p, rollout.top_k),
+        budgets=Budgets(
+            response_length=data.max_response_length,
+            max_turns=turns.max_assistant_turns,
+            max_tool_response_length=turns.max_tool_response_length,
+            max_parallel_calls=turns.max_parallel_calls,
+            tool_timeout=turns.tool_timeout,
+        ),
+        seed=config.trainer.seed if rollout.seed is None else rollout.seed,
+    )
+
+
+def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> RolloutServerConfig:
+    from streamrl.rollout.replica import RolloutServerConfig
+
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    seed = config.trainer.seed if rollout.seed is None else rollout.seed
+    return RolloutServerConfig(
+        name=rollout.name,
+        model_path=config.actor_rollout_ref.model.path,
+        weights_dir=str(weights_dir(run)),
+        max_num_seqs=rollout.max_num_seqs,
+        max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        device=config.trainer.device,
+        seed=seed + replica,
+        sim=rollout.sim,
+    )

@@ -1,0 +1,168 @@
+"""What a run tells about itself: events, one line of metrics per step, the Prometheus numbers.
+
+The trainer calls one method at each point of its loop; everything shown is a view of what is written here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from streamrl.monitor.emit import emit_loads, emit_queue, emit_trainer_version
+from streamrl.monitor.events import EventTail
+from streamrl.monitor.metrics_log import MetricsLog
+from streamrl.monitor.overlap import OverlapCollector
+from streamrl.monitor.overlap_account import RunOverlap
+from streamrl.monitor.prometheus import Exporter
+from streamrl.monitor.registry import by_reason_class
+from streamrl.trainer.parts import Parts
+from transfer_queue.net.messages import Group, QueueStats
+
+EMA = 0.9
+SUMMED = ("actor/optimizer_steps", "data/bytes_read", "data/bytes_written", "rows/trained")
+"""Metrics of a mini-batch that add up over a step; of `actor/lr` the last one counts; the others are averaged."""
+
+
+class Reporter:
+    """One per trainer. Knows nothing of the queue's protocol; asks it for its stats once a step."""
+
+    def __init__(self, parts: Parts, partition: str) -> None:
+        self._parts = parts
+        self._events = parts.events
+        self._partition = partition
+        self._metrics = MetricsLog(parts.run.path, resume_step=0) if not parts.run.resumed else None
+        self._collector = OverlapCollector()
+        self._tail = EventTail(parts.run.path)
+        self._ema: float | None = None
+        self._dropped: Counter[str] = Counter()
+        self._updates: list[dict[str, float]] = []
+        self._tokens = 0.0
+        self._tokens_before: float | None = None
+        self.stats: QueueStats | None = None
+        """As last looked at."""
+        self._started = 0.0
+        self.exporter = _exporter(parts)
+
+    # --- called by the loop, in this order ----------------------------------------------------------------------
+
+    def opened(self, step: int) -> None:
+        """The run stands at `step`: 0, or where it was restored to."""
+        self._metrics = self._metrics or MetricsLog(self._parts.run.path, resume_step=step)
+        self._events.state("run", "starting")
+
+    def training_begins(self, total: int) -> None:
+        self._events.state("total_steps", total)
+        self._events.state("run", "training")
+
+    def stopping(self) -> None:
+        self._events.state("run", "stopping")
+
+    def step_begins(self) -> None:
+        self._started = self._parts.clock()
+        self._updates = []
+
+    def updated(self, metrics: dict[str, float]) -> None:
+        """The metrics of one mini-batch, from the ranks."""
+        self._updates.append(metrics)
+
+    def left(self, groups: list[Group]) -> None:
+        """Groups that left untrained."""
+        for group in groups:
+            self._dropped[group.reason if group.state == "dropped" else "dead"] += 1
+            self._events.state("dropped", group.state, uid=group.uid, reason=group.reason)
+
+    @property
+    def dropped_in_step(self) -> int:
+        return sum(self._dropped.values())
+
+    async def look(self, version: int) -> None:
+        """Write down the state of queue and servers; within the step, so that the accounting sees it."""
+        self.stats = await self._parts.queue.stats()
+        loads = await self._parts.servers.loads()
+        emit_queue(self._events, self.stats)
+        emit_loads(self._events, loads)
+        emit_trainer_version(self._events, version)
+        self._tokens = float(sum(load.tokens_generated for load in loads.values()))
+
+    def step_ends(self, step: int, rows: Mapping[str, float]) -> dict[str, float]:
+        """Put the step's line together and write it everywhere."""
+        seconds = self._parts.clock() - self._started
+        metrics = {"training/global_step": float(step), **rows, **_merged(self._updates)}
+        metrics |= self._collector.feed_all(self._tail.poll())
+        score = metrics["critic/score/mean"]
+        self._ema = score if self._ema is None else EMA * self._ema + (1 - EMA) * score
+        metrics |= {
+            "reward/ema": self._ema,
+            "timing_s/step": seconds,
+            "perf/time_per_step": seconds,
+            "perf/throughput": metrics["perf/total_num_tokens"] / seconds if seconds > 0 else 0.0,
+            "perf/generated_tokens_per_s": self._generated(seconds),
+            "groups/dropped": float(self.dropped_in_step),
+            **{f"groups/dropped/{reason}": float(count) for reason, count in by_reason_class(self._dropped).items()},
+            **self._queue_metrics(),
+        }
+        self._dropped.clear()
+        if self._metrics is not None:
+            self._metrics.write(step, metrics)
+        self._events.step_metrics(step, metrics)
+        if self.exporter is not None:
+            self.exporter.update(self.stats, metrics)
+        return metrics
+
+    def validated(self, step: int, label: str, metrics: dict[str, float]) -> None:
+        """Accuracies, under verl's names; they go with the events, since a validation is no training step."""
+        self._events.state("validation", label, step=step, **metrics)
+
+    def close(self, status: str) -> None:
+        self._events.state("run", status)
+        if self._metrics is not None:
+            self._metrics.close()
+        if self.exporter is not None:
+            self.exporter.close()
+
+    @property
+    def overlap(self) -> RunOverlap:
+        """The account of the run up to now."""
+        self._collector.feed_all(self._tail.poll())
+        return self._collector.run
+
+    # --- parts of a line ---------------------------------------------------------------------------------------------
+
+    def _generated(self, seconds: float) -> float:
+        before, self._tokens_before = self._tokens_before, self._tokens
+        if before is None or self._tokens < before or seconds <= 0:  # the first step, or a server that was restarted
+            return 0.0
+        return (self._tokens - before) / seconds
+
+    def _queue_metrics(self) -> dict[str, float]:
+        if self.stats is None:
+            return {}
+        part = self.stats.partitions[self._partition]
+        live = ("pending", "generating", "ready", "training")
+        return {
+            **{f"queue/{state}": float(part.depth.get(state, 0)) for state in live},
+            "queue/rows": float(part.rows),
+            "queue/bytes": float(part.nbytes),
+            "queue/redelivered": float(part.redelivered),
+            "queue/dead": float(part.depth.get("dead", 0)),
+        }
+
+
+def _merged(updates: list[dict[str, float]]) -> dict[str, float]:
+    """The metrics of several mini-batches as those of one step."""
+    columns: dict[str, list[float]] = defaultdict(list)
+    for metrics in updates:
+        for name, value in metrics.items():
+            columns[name].append(float(value))
+    merged: dict[str, float] = {}
+    for name, values in columns.items():
+        if name == "actor/lr":
+            merged[name] = values[-1]
+        else:
+            merged[name] = sum(values) if name in SUMMED or name.startswith("timing_s/") else sum(values) / len(values)
+    return merged
+
+
+def _exporter(parts: Parts) -> Exporter | None:
+    config = parts.config.monitor.prometheus
+    return Exporter(parts.run.path, config.port, host=config.host) if config.enabled else None
