@@ -24,14 +24,37 @@ What a shell around it has to know:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hmac
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
+import msgspec
+
+from transfer_queue import wording
+from transfer_queue.errors import Corrupt, DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
+from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger
-from transfer_queue.net.messages import Request, Response
-from transfer_queue.storage.journal import JournalLike
+from transfer_queue.net.messages import (
+    VERSION, Admit, Bye, Commit, Committed, Expire, Failed, Granted, Hello, Keep, Lease, Life, ListKeys, Lookup,
+    LoseSegments, Mutation, Ok, Push, Query, QueueStats, Record, RegisterUnit, ReleaseHolder, Reply, Request, Response,
+    SegmentRequest, SegmentsMade, Stats, Watch, Welcome,
+)
+from transfer_queue.parking import Parked, Parking, Replies
+from transfer_queue.storage.journal import FORMAT, Journal, JournalLike, read_journal
+from transfer_queue.storage.segments import unit_of
 
 Send = Callable[[str, Response], None]
+
+MAX_WAIT = 86400.0
+"""No request waits longer than a day, whatever it asks for."""
+
+UNIT_GRACE = 10.0
+"""How long a Lookup waits for a unit to register again after a restart of the controller."""
+
+RETRY_AFTER = 1.0
+
+REPEATABLE = (ListKeys, Lookup, Watch, Stats, Bye)
+"""Requests that may be done again when they are sent again: their answers are not kept."""
 
 
 class ControllerCore:
@@ -49,7 +72,17 @@ class ControllerCore:
         run: str = "", key: str = "",
     ) -> None:
         """With an empty `run` or `key`, Hello is not checked against it."""
-        raise NotImplementedError
+        self.ledger = ledger
+        self._send = send
+        self._journal = journal
+        self._run, self._key = run, key
+        self._clients: dict[str, str] = {}  # identity -> Hello name
+        self._seq = 0
+        self._parking = Parking()
+        self._replies = Replies()
+        self._grants = SegmentGrants(
+            self._push, use=ledger.segments.use, segment_bytes=segment_bytes, spare_segments=spare_segments
+        )
 
     @classmethod
     def recover(
@@ -60,26 +93,296 @@ class ControllerCore:
 
         Raises Corrupt. Clients and units must say Hello and register again.
         """
-        raise NotImplementedError
+        ledger, replies, seq = Ledger(), Replies(), 0
+        for record in read_journal(journal_path, run=run):
+            reply = _replay(ledger, record, journal_path)
+            if record.client:
+                replies.put(record.client, record.request, reply)
+            seq = record.seq
+        ledger.segments.take_emptied()
+        journal = Journal(journal_path, fsync=fsync)
+        core = cls(
+            ledger, send=send, journal=journal, segment_bytes=segment_bytes, spare_segments=spare_segments, run=run, key=key
+        )
+        core._seq, core._replies = seq, replies
+        core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)
+        return core
+
+    # --- what a shell calls -----------------------------------------------------------------------------------
 
     def handle(self, client: str, request: Request, now: float) -> None:
         """Take one request; it is answered through `send`, now or when it can be."""
-        raise NotImplementedError
+        body = request.body
+        if isinstance(body, Hello):
+            return self._respond(client, request.id, self._hello(client, body))
+        if client not in self._clients:
+            return self._respond(client, request.id, Failed(Disconnected.code, "say Hello first"))
+        known = self._replies.get(client, request.id)
+        if known is not None:
+            return self._respond(client, request.id, known)
+        if (client, request.id) in self._parking:
+            return  # sent again while it waits
+        try:
+            reply = self._serve(client, request, now)
+        except QueueError as error:
+            reply = _failed(error)
+        if reply is not None:
+            self._answer(client, request.id, body, reply)
+        if isinstance(body, Bye):
+            self.client_gone(client, now)
+        self._wake(getattr(body, "partition", None), now)
 
     def client_gone(self, client: str, now: float) -> None:
         """This client is dead, not just slow: its segments are sealed, its waits forgotten, and the clock leases whose
         holder is its Hello name end (unless another client of that name is there). For a unit: no new grants from it
         until it registers again; its files still serve reads."""
-        raise NotImplementedError
+        name = self._clients.pop(client, None)
+        if name is None:
+            return
+        self._parking.forget_client(client)
+        self._grants.client_gone(client)
+        if name not in self._clients.values() and self.ledger.holds_clock_leases(name):
+            self._accept(ReleaseHolder(holder=name), now)
+        self._wake(None, now)
 
     def tick(self, now: float) -> None:
         """Do what is due: expire leases (journaled only if there are such), end waits that ran out, ask units again."""
-        raise NotImplementedError
+        expiry = self.ledger.next_expiry()
+        if expiry is not None and expiry <= now:
+            self._accept(Expire(), now)
+        retry = self._grants.next_retry()
+        if retry is not None and retry <= now:
+            self._grants.changed = True
+        self._wake(None, now)
+        for parked in self._parking.due(now):
+            self._answer(parked.client, parked.id, parked.body, self._ran_out(parked, now))
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called next; None: not before the next request."""
-        raise NotImplementedError
+        times = (self.ledger.next_expiry(), self._parking.next_deadline(), self._grants.next_retry())
+        return min((time for time in times if time is not None), default=None)
 
     def close(self) -> None:
         """Close the journal."""
-        raise NotImplementedError
+        self._journal.close()
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def _hello(self, client: str, hello: Hello) -> Reply:
+        if hello.version != VERSION:
+            return Failed(Invalid.code, f"this controller speaks version {VERSION}, {hello.name!r} version {hello.version}")
+        if self._run and hello.run != self._run:
+            return Failed(Invalid.code, f"this controller serves run {self._run!r}, not {hello.run!r}; check the address")
+        if self._key and not hmac.compare_digest(hello.key.encode(), self._key.encode()):
+            return Failed(Invalid.code, "wrong key; give the key file of this run")
+        self._clients[client] = hello.name
+        return Welcome(epoch=self.ledger.epoch, units=[unit.info for unit in self._grants.units.values()])
+
+    def _serve(self, client: str, request: Request, now: float) -> Reply | None:
+        """The answer, or None if the request was parked. Raises QueueError."""
+        match request.body:
+            case Admit() as body:
+                self._grants.check(client, body.blocks)
+                return self._admit(body, client, request.id, now) or self._park(request, client, ("admit", body.partition), now)
+            case Lease() as body:
+                return self._lease(body, client, request.id, now) or self._park(request, client, ("lease", body.partition), now)
+            case Watch() as body:
+                return self._changes(body) or self._park(request, client, ("watch", body.partition), now)
+            case Lookup() as body:
+                return self._lookup(body) or self._park(request, client, "lookup", now)
+            case SegmentRequest() as body:
+                return self._segment(body, client) or self._park(request, client, "segment", now)
+            case Commit() as body:
+                return self._commit(body, client, request.id, now)
+            case Expire() | LoseSegments() | Life() as body:
+                raise Invalid(f"{type(body).__name__} is the controller's own")
+            case RegisterUnit() | SegmentsMade() as body:
+                return self._unit(body, client, now)
+            case ListKeys() as body:
+                return self.ledger.listing(body.partition)
+            case Stats():
+                return self._stats(now)
+            case Hello() | Bye():
+                return Ok()
+            case body:
+                return self._accept(body, now, client, request.id)
+
+    def _accept(self, mutation: Mutation, now: float, client: str = "", request: int = 0) -> Reply:
+        """Apply a mutation and journal it. Raises QueueError, with nothing changed."""
+        reply = self.ledger.apply(mutation, now, client, request)
+        self._seq += 1
+        self._journal.append(Record(seq=self._seq, now=now, client=client, request=request, mutation=mutation))
+        self._grants.free(self.ledger.segments.take_emptied())
+        return reply
+
+    def _admit(self, m: Admit, client: str, request: int, now: float, *, first: bool = False) -> Reply | None:
+        """Credit goes to who came first; what needs none is not held up."""
+        possible = self.ledger.can_admit(m)
+        free = first or not self._parking.queue(("admit", m.partition)) or not self.ledger.needs_credit(m)
+        return self._accept(m, now, client, request) if possible and free else None
+
+    def _lease(self, m: Lease, client: str, request: int, now: float) -> Reply | None:
+        return self._accept(m, now, client, request) if self.ledger.can_lease(m) else None
+
+    def _changes(self, m: Watch) -> Reply | None:
+        return self.ledger.changes(m.partition, m.since) if self.ledger.sequence(m.partition) != m.since else None
+
+    def _lookup(self, m: Lookup) -> Reply | None:
+        """Right after a restart of the controller, units that have not registered yet are waited for."""
+        located = self.ledger.lookup(m.partition, m.keys, m.fields)
+        numbers = sorted({unit_of(block.segment) for block in located.blocks})
+        if not all(number in self._grants.units for number in numbers):
+            return None
+        return msgspec.structs.replace(located, units=[self._grants.units[number].info for number in numbers])
+
+    def _segment(self, m: SegmentRequest, client: str, *, first: bool = False) -> Reply | None:
+        if m.nbytes < 1:
+            raise Invalid(f"a segment of {m.nbytes} bytes")
+        if self._grants.units and m.nbytes > self._grants.largest_budget():
+            raise Invalid(
+                f"{m.nbytes} bytes at once exceed the budget of every storage unit (at most {self._grants.largest_budget()}); "
+                "put fewer rows at a time or raise the units' budget"
+            )
+        if not first and self._parking.queue("segment"):
+            return None
+        segment = self._grants.grant(client, m.nbytes)
+        return Granted(segments=[segment]) if segment is not None else None
+
+    def _commit(self, m: Commit, client: str, request: int, now: float) -> Reply:
+        """Segments are sealed even if the commit is refused: the writer has said that it will not write in them again."""
+        try:
+            self._grants.check(client, m.blocks)
+            reply = self._accept(m, now, client, request)
+        finally:
+            self._grants.seal(client, m.sealed)
+        assert isinstance(reply, Committed)
+        if m.want <= 0 or self._parking.queue("segment"):
+            return reply
+        return msgspec.structs.replace(reply, grants=self._grants.hint(client, m.want))
+
+    def _unit(self, m: RegisterUnit | SegmentsMade, client: str, now: float) -> Reply:
+        if isinstance(m, SegmentsMade):
+            self._grants.made(client, m, now)
+            return Ok()
+        lost = self._grants.missing(m)
+        if lost:
+            self._accept(LoseSegments(segments=lost), now)
+        return Keep(segments=self._grants.register(client, m))
+
+    def _stats(self, now: float) -> Reply:
+        units = {unit.client for unit in self._grants.units.values()}
+        clients = sum(client not in units for client in self._clients)
+        return QueueStats(
+            epoch=self.ledger.epoch, partitions=self.ledger.stats(now), units=self._grants.stats(), clients=clients
+        )
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    def _park(self, request: Request, client: str, where: Hashable, now: float) -> Reply | None:
+        wait = UNIT_GRACE if isinstance(request.body, Lookup) else getattr(request.body, "wait", 0.0)
+        deadline = now + min(max(0.0, wait), MAX_WAIT)
+        parked = Parked(client, request.id, request.body, where, now, deadline)
+        if deadline <= now:
+            return self._ran_out(parked, now)
+        self._parking.park(parked)
+        if where == "segment":
+            self._grants.changed = True
+        return None
+
+    def _wake(self, partition: str | None, now: float) -> None:
+        """Serve those whose wait a change may have ended: in one partition, or (None) in all."""
+        for name in list(self.ledger.partitions) if partition is None else [partition]:
+            self._retry(("admit", name), now, in_order=True)
+            self._wake_leases(name, now)
+            self._retry(("watch", name), now)
+        if self._grants.changed:
+            self._retry("lookup", now)
+            self._retry("segment", now)
+            demands = [p.body.nbytes for p in self._parking.queue("segment") if isinstance(p.body, SegmentRequest)]
+            self._grants.plan(demands, now)
+
+    def _wake_leases(self, partition: str, now: float) -> None:
+        """In order of arrival per task; one that names its groups holds up nobody."""
+        dry: set[str] = set()
+        for parked in self._parking.queue(("lease", partition)):
+            body = parked.body
+            if isinstance(body, Lease) and body.task not in dry and not self._try(parked, now) and not body.uids:
+                dry.add(body.task)
+
+    def _retry(self, where: Hashable, now: float, *, in_order: bool = False) -> None:
+        for parked in self._parking.queue(where):
+            if not self._try(parked, now) and in_order:
+                return
+
+    def _try(self, parked: Parked, now: float) -> bool:
+        """Whether a parked request could be answered; it then has been, and left."""
+        try:
+            reply = self._attempt(parked, now)
+        except QueueError as error:
+            reply = _failed(error)
+        if reply is None:
+            return False
+        self._parking.leave(parked)
+        self._answer(parked.client, parked.id, parked.body, reply)
+        return True
+
+    def _attempt(self, parked: Parked, now: float) -> Reply | None:
+        match parked.body:
+            case Admit() as body:
+                self._grants.check(parked.client, body.blocks)
+                return self._admit(body, parked.client, parked.id, now, first=True)
+            case Lease() as body:
+                return self._lease(body, parked.client, parked.id, now)
+            case Watch() as body:
+                return self._changes(body)
+            case Lookup() as body:
+                return self._lookup(body)
+            case SegmentRequest() as body:
+                return self._segment(body, parked.client, first=True)
+            case body:
+                raise AssertionError(f"{type(body).__name__} never waits")
+
+    def _ran_out(self, parked: Parked, now: float) -> Reply:
+        """The answer at the deadline. To a watcher, that nothing changed is an answer; to all others it is an error."""
+        who, waited = self._clients.get(parked.client, parked.client), now - parked.since
+        match parked.body:
+            case Watch() as body:
+                return self.ledger.changes(body.partition, body.since)
+            case Lease() as body:
+                return Failed(DeadlineExceeded.code, wording.lease(self.ledger, body, waited, now))
+            case Admit() as body:
+                return Failed(QueueFull.code, wording.admit(self.ledger, body, who, waited, now), RETRY_AFTER)
+            case SegmentRequest() as body:
+                return Failed(QueueFull.code, wording.segment(self._grants.stats(), body, who, waited), RETRY_AFTER)
+            case Lookup() as body:
+                return Failed(Disconnected.code, wording.lookup(self._grants.stats(), body, who, waited))
+            case body:
+                raise AssertionError(f"{type(body).__name__} never waits")
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def _answer(self, client: str, request: int, body: Mutation | Query, reply: Reply) -> None:
+        """Respond; what must not be done twice is remembered."""
+        if not isinstance(body, REPEATABLE):
+            self._replies.put(client, request, reply)
+        self._respond(client, request, reply)
+
+    def _respond(self, client: str, request: int, reply: Reply) -> None:
+        self._send(client, Response(id=request, body=reply))
+
+    def _push(self, client: str, push: Push) -> None:
+        self._send(client, Response(id=0, body=push))
+
+
+def _replay(ledger: Ledger, record: Record, path: str | Path) -> Reply:
+    try:
+        return ledger.apply(record.mutation, record.now, record.client, record.request)
+    except QueueError as error:
+        raise Corrupt(
+            f"{path}: record {record.seq} ({type(record.mutation).__name__}) was accepted once and is refused now: {error}. "
+            "The journal is not of this version of the ledger, or damaged"
+        ) from error
+
+
+def _failed(error: QueueError) -> Failed:
+    return Failed(error.code, str(error), error.retry_after if isinstance(error, QueueFull) else 0.0)

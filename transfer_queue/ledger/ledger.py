@@ -1,61 +1,173 @@
 """The ledger: all metadata of the queue, changed only by `apply`.
 
-It has no clock and no randomness: the same mutations with the same times give the same ledger, which is how a
+It has no clock and no randomness: the same mutations at the same times give the same ledger, and that is how a
 controller comes back after its death.
+
+    ledger.py       what can be asked and changed; one function per kind of mutation, in
+    admission.py      OpenPartition, Admit
+    commit.py         Commit, Clear
+    leasing.py        Lease, Renew, Ack, Nack, Drop, ReleaseHolder, Expire
+    trainer.py        OpenTrainer, CommitStep, LoseSegments
+    queries.py      the answers to Lookup, ListKeys, Watch, Stats
+    partition.py    groups and the moves between their states
+    rows.py blocks.py seen.py ready.py changes.py groups.py leases.py    the tables all this stands on
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from transfer_queue.net.messages import (
-    Admit, Changes, Lease, Listing, Located, Mutation, PartitionStats, Reply,
-)
+from transfer_queue.errors import Invalid, NotFound, QueueError
+from transfer_queue.ledger import admission, commit, leasing, queries, trainer
+from transfer_queue.ledger.blocks import Segments
+from transfer_queue.ledger.checks import explain
+from transfer_queue.ledger.fingerprint import fingerprint
+from transfer_queue.ledger.leases import LeaseBook
+from transfer_queue.ledger.partition import Partition
+from transfer_queue.net import messages as m
 
 
 class Ledger:
-    """See the module."""
+    """Rows, groups, leases and credit of all partitions.
+
+    Invariants:
+
+    - A mutation happens as a whole or not at all: every check comes before the first change.
+    - Tokens strictly increase, over all lives of the controller.
+    - A (task, group) has at most one live lease, and what is written under a token is refused once its lease has ended.
+    - Every admitted group is in exactly one state; one that ended (trained and committed, dropped, dead) never comes back.
+    - A group is leased whole: with all its rows, or for all its open sessions.
+    - The live bytes of a partition are the sum over the blocks in which at least one of its rows lies.
+    """
 
     def __init__(self, *, epoch: int = 1, change_log: int = 4096) -> None:
-        """`change_log`: how many groups' changes a partition remembers for watchers, before they get a snapshot."""
-        raise NotImplementedError
+        """`change_log`: how many changed groups a partition remembers for its watchers; who is further behind gets a snapshot."""
+        self.run = ""
+        self.partitions: dict[str, Partition] = {}
+        self.segments = Segments()
+        self.leases = LeaseBook(epoch)
+        self._change_log = change_log
+        self.now = 0.0
 
-    def apply(self, mutation: Mutation, now: float, client: str = "", request_id: int = 0) -> Reply:
-        """Change the ledger. Raises a QueueError, with nothing changed, if the mutation is not acceptable."""
-        raise NotImplementedError
+    @property
+    def epoch(self) -> int:
+        """The life of the controller that new tokens carry."""
+        return self.leases.epoch
+
+    # --- changing ---------------------------------------------------------------------------------------------
+
+    def apply(self, mutation: m.Mutation, now: float, client: str = "", request_id: int = 0) -> m.Reply:
+        """Change the ledger. Raises a QueueError, with nothing changed, if the mutation is not acceptable.
+
+        `now`: seconds of the controller's monotonic clock. `client` and `request_id` only name the request in errors.
+        """
+        try:
+            reply = _APPLY[type(mutation)](self, mutation, now)
+        except QueueError as error:
+            explain(error, client, request_id)
+            raise
+        self.now = now
+        return reply
+
+    def _begin_life(self, life: m.Life, now: float) -> m.Ok:
+        """The time in which no controller was alive counts for no lease and no age (another boot has another clock)."""
+        if self.run and life.run != self.run:
+            raise Invalid(f"this ledger belongs to run {self.run!r}, not to {life.run!r}")
+        if life.epoch < self.epoch:
+            raise Invalid(f"epoch {life.epoch} is over; this ledger is in epoch {self.epoch}")
+        self.run = life.run
+        for p in self.partitions.values():
+            for group in p.groups.values():
+                group.since += now - self.now
+        self.leases.begin_life(life.epoch, now)
+        return m.Ok()
+
+    def holds_clock_leases(self, holder: str) -> bool:
+        """Whether ReleaseHolder would end something."""
+        return any(lease.task.bind == "clock" for lease in self.leases.of_holder(holder))
+
+    # --- asking -----------------------------------------------------------------------------------------------
 
     def next_expiry(self) -> float | None:
         """When the next clock lease runs out (by Expire)."""
-        raise NotImplementedError
+        return self.leases.next_due()
 
-    def can_admit(self, admit: Admit) -> bool:
-        """Whether there is credit. Raises Invalid or NotFound for an admission that will never be possible."""
-        raise NotImplementedError
+    def can_admit(self, admit: m.Admit) -> bool:
+        """Whether there is credit. Raises for an admission that will never be possible."""
+        p = self.partition(admit.partition)
+        new, _ = admission.check_admit(p, admit)
+        return admission.has_credit(p, admit, len(new))
 
-    def can_lease(self, lease: Lease) -> bool:
+    def needs_credit(self, admit: m.Admit) -> bool:
+        """Whether it names a group that is not admitted yet."""
+        p = self.partition(admit.partition)
+        return any(spec.uid not in p.groups and spec.uid not in p.seen for spec in admit.groups)
+
+    def can_lease(self, lease: m.Lease) -> bool:
         """Whether a lease would get something now. Raises Invalid or NotFound if it never will."""
-        raise NotImplementedError
+        return leasing.can_lease(self.partition(lease.partition), lease)
 
-    def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> Located:
-        """Where rows lie. Raises NotFound for a partition, or a field that one of the rows lacks."""
-        raise NotImplementedError
+    def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> m.Located:
+        """Where rows lie; missing keys are left out. Raises NotFound for a partition, or a field that a row lacks."""
+        return queries.lookup(self.partition(partition), keys, fields)
 
-    def list(self, partition: str | None = None) -> Listing:
-        """Keys and tags of all visible rows."""
-        raise NotImplementedError
+    def listing(self, partition: str | None = None) -> m.Listing:
+        """Keys and tags of the visible rows, of one partition or all."""
+        names = list(self.partitions) if partition is None else [partition]
+        return m.Listing(partitions={name: queries.listing(self.partition(name)) for name in names})
 
-    def changes(self, partition: str, since: int) -> Changes:
-        """Groups changed after `since`, each once with its state of now; a snapshot if that is too long ago."""
-        raise NotImplementedError
+    def changes(self, partition: str, since: int) -> m.Changes:
+        """Groups changed after `since`, each once with its state of now; a snapshot if that is too long ago, or -1."""
+        return queries.changes(self.partition(partition), since)
 
     def sequence(self, partition: str) -> int:
         """The number of the last change of a group."""
-        raise NotImplementedError
+        return self.partition(partition).changes.seq
 
-    def stats(self, now: float) -> dict[str, PartitionStats]:
+    def stats(self, now: float) -> dict[str, m.PartitionStats]:
         """Depth, bytes and ages, by partition."""
-        raise NotImplementedError
+        return {name: queries.stats(p, now) for name, p in self.partitions.items()}
+
+    def situation(self, partition: str, now: float) -> str:
+        """One line on how things stand, for the error of somebody who waited in vain."""
+        return queries.situation(self.partition(partition), now)
 
     def fingerprint(self) -> str:
         """A digest over all logical state: equal for ledgers that will behave equally."""
-        raise NotImplementedError
+        return fingerprint(self)
+
+    # --- partitions -------------------------------------------------------------------------------------------
+
+    def partition(self, name: str) -> Partition:
+        """Raises NotFound."""
+        try:
+            return self.partitions[name]
+        except KeyError:
+            raise NotFound(f"no partition {name!r}; there are {sorted(self.partitions)}") from None
+
+    def find_or_new(self, name: str) -> Partition:
+        """The partition of this name, or a new one that is not in the ledger before `keep`."""
+        return self.partitions.get(name) or Partition(name, self.segments, self.leases, self._change_log)
+
+    def keep(self, partition: Partition) -> None:
+        self.partitions[partition.name] = partition
+
+
+_APPLY: dict[type, Callable[[Ledger, Any, float], m.Reply]] = {
+    m.OpenPartition: admission.open_partition,
+    m.Admit: admission.admit,
+    m.Commit: commit.commit,
+    m.Clear: commit.clear,
+    m.Lease: leasing.lease,
+    m.Renew: leasing.renew,
+    m.Ack: leasing.ack,
+    m.Nack: leasing.nack,
+    m.Drop: leasing.drop,
+    m.ReleaseHolder: leasing.release_holder,
+    m.Expire: leasing.expire,
+    m.OpenTrainer: trainer.open_trainer,
+    m.CommitStep: trainer.commit_step,
+    m.LoseSegments: trainer.lose_segments,
+    m.Life: Ledger._begin_life,  # pyright: ignore[reportPrivateUsage]
+}

@@ -1,0 +1,309 @@
+"""Segments: which unit has which, who writes in them, and when units are to make or free some.
+
+asked from a unit ──► spare ──grant──► written by one client ──sealed──► read only ──last block died──► freed
+
+consumes     units that register, segments made, writers that ask, seal or die, segments whose last block died
+produces     pushes to units: MakeSegments, FreeSegments
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from transfer_queue.errors import Invalid, SegmentGone
+from transfer_queue.ledger.blocks import SegmentUse
+from transfer_queue.net.messages import (
+    Block,
+    FreeSegments,
+    MakeSegments,
+    Push,
+    RegisterUnit,
+    Segment,
+    SegmentsMade,
+    UnitInfo,
+    UnitStats,
+)
+from transfer_queue.storage.segments import unit_of
+
+RETRY_SECONDS = 1.0
+"""Pause after a unit could not make a segment (disk full): it is asked again sooner if something is freed."""
+
+MAX_HINTED = 4
+"""Segments granted at most with one commit, so that one writer does not take all that is ready."""
+
+PAGE = 4096
+
+
+@dataclass(slots=True)
+class Unit:
+    """A storage unit. `client` is None while it is gone; its files still serve reads."""
+
+    info: UnitInfo
+    client: str | None
+    segment_bytes: int
+    budget: int
+    used: int = 0  # bytes of all its segments in the table
+    spares: deque[Segment] = field(default_factory=deque)  # of the usual size
+    large: list[Segment] = field(default_factory=list)  # made for one request
+    making: deque[tuple[int, int]] = field(default_factory=deque)  # (count, nbytes) asked and not answered
+    retry_at: float | None = None
+
+    def room(self) -> int:
+        return self.budget - self.used - sum(count * nbytes for count, nbytes in self.making)
+
+    def made_or_making(self) -> int:
+        """Segments of the usual size that are spare, or will be."""
+        return len(self.spares) + sum(count for count, nbytes in self.making if nbytes == self.segment_bytes)
+
+
+@dataclass(slots=True)
+class _Entry:
+    segment: Segment
+    writer: str | None = None
+    spare: bool = True
+
+
+class SegmentGrants:
+    """See the module. Invariants:
+
+    - A segment has at most one writer, and never a second one after it.
+    - A unit's segments, those being made included, never exceed its budget.
+    - A segment without live block is freed once it has been sealed, by its writer, by the writer's death or by the
+      unit's restart; a segment with a live block is never freed.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[str, Push], None],
+        *,
+        use: Mapping[int, SegmentUse],
+        segment_bytes: int,
+        spare_segments: int,
+    ) -> None:
+        """`use` says, at any time, which segments hold live blocks."""
+        self.units: dict[int, Unit] = {}
+        self.changed = False
+        self._push = push
+        self._use = use
+        self._segment_bytes = segment_bytes
+        self._spare_segments = spare_segments
+        self._table: dict[int, _Entry] = {}
+        self._written: dict[str, set[int]] = {}
+        self._turn = 0
+
+    # --- units ------------------------------------------------------------------------------------------------
+
+    def missing(self, m: RegisterUnit) -> list[int]:
+        """Segments with live blocks that the unit should have and has not, or not in full."""
+        has = dict(m.inventory)
+        mine = ((number, use) for number, use in self._use.items() if unit_of(number) == m.info.unit)
+        return sorted(number for number, use in mine if has.get(number, -1) < use.end)
+
+    def register(self, client: str, m: RegisterUnit) -> list[int]:
+        """A unit starts, or the controller did: all it has is sealed. The segments it is to keep."""
+        number = m.info.unit
+        size = m.segment_bytes or self._segment_bytes
+        if m.budget < size:
+            raise Invalid(f"unit {number} has a budget of {m.budget} bytes, less than one segment of {size}")
+        for segment in [s for s in self._table if unit_of(s) == number]:
+            self._forget(segment)
+        unit = self.units[number] = Unit(m.info, client, size, m.budget)
+        keep = [(segment, nbytes) for segment, nbytes in m.inventory if segment in self._use]
+        for segment, nbytes in keep:
+            self._table[segment] = _Entry(Segment(segment, number, nbytes), spare=False)
+            unit.used += nbytes
+        self.changed = True
+        return [segment for segment, _ in keep]
+
+    def made(self, client: str, m: SegmentsMade, now: float) -> None:
+        """The answer to the oldest MakeSegments. With an error, the unit is left alone for a while."""
+        unit = self.units.get(m.unit)
+        if unit is None or unit.client != client or not unit.making:
+            raise Invalid(f"unit {m.unit} was not asked for segments; forget them")
+        count, nbytes = unit.making.popleft()
+        self.changed = True
+        if m.error or len(m.segments) < count:
+            unit.retry_at = now + RETRY_SECONDS
+        for segment in m.segments[:count]:
+            known = segment.segment in self._table or segment.segment in self._use
+            if known or unit_of(segment.segment) != m.unit or segment.nbytes != nbytes:
+                raise Invalid(
+                    f"unit {m.unit} made segment {segment.segment:016x} of {segment.nbytes} bytes; expected a "
+                    f"new one of its own of {nbytes}"
+                )
+            self._table[segment.segment] = _Entry(segment)
+            unit.used += nbytes
+            (unit.spares if nbytes == unit.segment_bytes else unit.large).append(segment)
+
+    def client_gone(self, client: str) -> None:
+        """A writer's segments are sealed; a unit is not asked any more and its spare segments are not granted."""
+        self.seal(client, list(self._written.get(client, ())))
+        for unit in self.units.values():
+            if unit.client == client:
+                unit.client = None
+                unit.making.clear()
+                unit.retry_at = None
+                for segment in [*unit.spares, *unit.large]:
+                    self._forget(segment.segment)
+                unit.spares.clear()
+                unit.large.clear()
+
+    # --- writers ----------------------------------------------------------------------------------------------
+
+    def check(self, client: str, blocks: Iterable[Block]) -> None:
+        """Raise SegmentGone unless all blocks lie in segments that the client writes; Invalid if beyond their end."""
+        for block in blocks:
+            entry = self._table.get(block.segment)
+            if entry is None or entry.writer != client:
+                raise SegmentGone(
+                    f"segment {block.segment:016x} is not yours to write (any more); copy {block.field!r} anew"
+                )
+            if block.offset + block.nbytes > entry.segment.nbytes:
+                raise Invalid(
+                    f"column {block.field!r} ends beyond segment {block.segment:016x} ({entry.segment.nbytes} bytes)"
+                )
+
+    def grant(self, client: str, nbytes: int) -> Segment | None:
+        """A segment with at least `nbytes` for this writer, by turns from the units; None if there is none now."""
+        for unit in self._by_turns():
+            if nbytes <= unit.segment_bytes and unit.spares:
+                return self._give(client, unit, unit.spares.popleft())
+        fitting = [(segment.nbytes, segment, unit) for unit in self._alive() for segment in unit.large]
+        fitting = [found for found in fitting if found[0] >= nbytes and nbytes > found[2].segment_bytes]
+        if not fitting:
+            return None
+        _, segment, unit = min(fitting, key=lambda found: found[0])
+        unit.large.remove(segment)
+        return self._give(client, unit, segment)
+
+    def hint(self, client: str, want: int) -> list[Segment]:
+        """Segments towards `want` bytes, as far as there are spare ones."""
+        granted: list[Segment] = []
+        while want > 0 and len(granted) < MAX_HINTED and (segment := self.grant(client, 1)) is not None:
+            granted.append(segment)
+            want -= segment.nbytes
+        return granted
+
+    def seal(self, client: str, segments: Collection[int]) -> None:
+        """The writer has finished with segments; those it does not write are ignored."""
+        mine = self._written.get(client, set())
+        for segment in segments:
+            if segment in mine:
+                mine.remove(segment)
+                self._table[segment].writer = None
+        if not mine:
+            self._written.pop(client, None)
+        self.free(segments)
+
+    def free(self, segments: Iterable[int]) -> None:
+        """Free those of these segments that are sealed and hold nothing."""
+        by_unit: dict[int, list[int]] = {}
+        for segment in segments:
+            entry = self._table.get(segment)
+            if entry is not None and not entry.spare and entry.writer is None and segment not in self._use:
+                self._forget(segment)
+                by_unit.setdefault(unit_of(segment), []).append(segment)
+        for number, freed in by_unit.items():
+            self._push_free(self.units[number], freed)
+
+    # --- supply -----------------------------------------------------------------------------------------------
+
+    def plan(self, demands: list[int], now: float) -> None:
+        """Ask units for what `demands` (bytes of the requests that wait) and the spare segments need, within budgets."""
+        self.changed = False
+        units = [unit for unit in self._alive() if unit.retry_at is None or unit.retry_at <= now]
+        usual = max((unit.segment_bytes for unit in self._alive()), default=0)
+        self._plan_large(sorted(nbytes for nbytes in demands if nbytes > usual))
+        waiting = sum(nbytes <= usual for nbytes in demands)
+        for unit in units:
+            unit.retry_at = None
+            share = -(-waiting // len(units))
+            count = min(self._spare_segments + share - unit.made_or_making(), unit.room() // unit.segment_bytes)
+            if count > 0:
+                self._ask(unit, count, unit.segment_bytes)
+
+    def next_retry(self) -> float | None:
+        """When `plan` should be called again because a unit could not make segments."""
+        return min((unit.retry_at for unit in self._alive() if unit.retry_at is not None), default=None)
+
+    def largest_budget(self) -> int:
+        return max((unit.budget for unit in self.units.values()), default=0)
+
+    def stats(self) -> list[UnitStats]:
+        count: dict[int, int] = dict.fromkeys(self.units, 0)
+        for segment in self._table:
+            count[unit_of(segment)] += 1
+        return [
+            UnitStats(
+                unit=number, alive=unit.client is not None, used=unit.used, budget=unit.budget, segments=count[number]
+            )
+            for number, unit in sorted(self.units.items())
+        ]
+
+    def _plan_large(self, demands: list[int]) -> None:
+        """One large segment per demand; those made for nobody any more are freed."""
+        coming = sorted(n for unit in self._alive() for _, n in unit.making if n != unit.segment_bytes)
+        idle = sorted(((s.nbytes, s.segment, u) for u in self._alive() for s in u.large), key=lambda found: found[:2])
+        for nbytes in demands:
+            if at := [i for i, found in enumerate(idle) if found[0] >= nbytes]:
+                idle.pop(at[0])
+            elif at := [i for i, size in enumerate(coming) if size >= nbytes]:
+                coming.pop(at[0])
+            else:
+                self._ask_large(-(-nbytes // PAGE) * PAGE)
+        for _, number, unit in idle:
+            unit.large = [segment for segment in unit.large if segment.segment != number]
+            self._forget(number)
+            self._push_free(unit, [number])
+
+    def _ask_large(self, nbytes: int) -> None:
+        """Ask the first unit, by turns, that has room; or one that has when it frees its spare segments."""
+        for unit in self._by_turns():
+            if unit.retry_at is None and unit.room() >= nbytes:
+                return self._ask(unit, 1, nbytes)
+        for unit in self._by_turns():
+            if unit.retry_at is None and unit.room() + len(unit.spares) * unit.segment_bytes >= nbytes:
+                freed: list[int] = []
+                while unit.room() < nbytes:
+                    freed.append(unit.spares.pop().segment)
+                    self._forget(freed[-1])
+                self._push_free(unit, freed)
+                return self._ask(unit, 1, nbytes)
+
+    def _ask(self, unit: Unit, count: int, nbytes: int) -> None:
+        assert unit.client is not None
+        unit.making.append((count, nbytes))
+        self._push(unit.client, MakeSegments(count=count, nbytes=nbytes))
+
+    def _give(self, client: str, unit: Unit, segment: Segment) -> Segment:
+        entry = self._table[segment.segment]
+        entry.writer, entry.spare = client, False
+        self._written.setdefault(client, set()).add(segment.segment)
+        self._turn = unit.info.unit + 1
+        self.changed = True
+        return segment
+
+    def _push_free(self, unit: Unit, segments: list[int]) -> None:
+        """A unit that is gone learns it when it registers again: what it is not to keep, it unlinks."""
+        unit.retry_at = None
+        self.changed = True
+        if unit.client is not None and segments:
+            self._push(unit.client, FreeSegments(segments=segments))
+
+    def _forget(self, segment: int) -> None:
+        entry = self._table.pop(segment)
+        self.units[entry.segment.unit].used -= entry.segment.nbytes
+        if entry.writer is not None:
+            mine = self._written[entry.writer]
+            mine.remove(segment)
+            if not mine:
+                del self._written[entry.writer]
+
+    def _alive(self) -> Iterator[Unit]:
+        return (unit for unit in self.units.values() if unit.client is not None)
+
+    def _by_turns(self) -> list[Unit]:
+        """The living units, beginning with the one after the last that gave a segment."""
+        return sorted(self._alive(), key=lambda unit: (unit.info.unit < self._turn, unit.info.unit))

@@ -1,0 +1,50 @@
+"""What watchers of a partition have to be told."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from transfer_queue.net.messages import Group as GroupView
+
+
+class ChangeLog:
+    """The groups that changed, each once, with the number of its last change.
+
+    Invariants: `seq` grows by one with each change. Whoever knows the state at number s >= `floor` and is told all groups
+    in `after(s)` as they are now knows the state at `seq`. At most `limit` groups are remembered.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.seq = 0
+        self.floor = 0
+        self._limit = limit
+        self._entries: OrderedDict[str, tuple[int, GroupView | None]] = OrderedDict()
+
+    def note(self, uid: str, final: GroupView | None = None) -> None:
+        """The group changed. `final`: how it is to be shown from now on, when its record is about to be forgotten."""
+        self.seq += 1
+        self._entries[uid] = (self.seq, final)
+        self._entries.move_to_end(uid)
+        if len(self._entries) > self._limit:
+            _, (self.floor, _) = self._entries.popitem(last=False)
+
+    def forget(self, uid: str, final: GroupView) -> None:
+        """The record of the group goes, without a change that watchers would see."""
+        entry = self._entries.get(uid)
+        if entry is not None:
+            self._entries[uid] = (entry[0], final)
+
+    def after(self, since: int) -> list[tuple[str, GroupView | None]] | None:
+        """(uid, final view or None) of groups changed after `since`, oldest change first; None: that is too long ago."""
+        if not self.floor <= since <= self.seq:
+            return None
+        found: list[tuple[str, GroupView | None]] = []
+        for uid, (seq, final) in reversed(self._entries.items()):
+            if seq <= since:
+                break
+            found.append((uid, final))
+        return found[::-1]
+
+    def logical_form(self) -> object:
+        """Plain values that are equal for logs that will answer equally."""
+        return [self.seq, self.floor, list(self._entries.items())]

@@ -1,0 +1,204 @@
+"""Commit and Clear: rows, tags and session ends appear together or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from transfer_queue.errors import Conflict, Fenced, Invalid
+from transfer_queue.ledger.checks import check_blocks, check_name, check_tag, check_unique, some
+from transfer_queue.ledger.groups import Group
+from transfer_queue.ledger.leases import HeldLease
+from transfer_queue.ledger.partition import Partition
+from transfer_queue.net.messages import Clear, Commit, Committed, Ok, SessionClose
+
+if TYPE_CHECKING:
+    from transfer_queue.ledger.ledger import Ledger
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A commit that was found acceptable: per key its row (None: new) and, if it belongs to a group, group and session."""
+
+    rows: list[int | None] = field(default_factory=list)
+    places: list[tuple[Group, int | None] | None] = field(default_factory=list)
+
+
+def commit(ledger: Ledger, m: Commit, now: float) -> Committed:
+    """Without token and closes, it makes the partition if need be: a plain key-value put needs no ceremony."""
+    plain = m.token is None and not m.closes
+    p = ledger.find_or_new(m.partition) if plain else ledger.partition(m.partition)
+    _check_form(m)
+    lease = p.require(m.token) if m.token is not None else None
+    plan = _plan_rows(p, m, lease)
+    for close in m.closes:
+        _check_close(p, m, plan, lease, close)
+    ledger.keep(p)
+    rows = _write(p, m, plan)
+    reply = Committed(tags=[p.rows.tags[row] for row in rows], fields=p.rows.common_fields(rows))
+    touched = {place[0].uid: place[0] for place in plan.places if place is not None}
+    closing = {close.uid: p.groups[close.uid] for close in m.closes}
+    for close in m.closes:
+        _close(p, p.groups[close.uid], close)
+    for group in closing.values():
+        _after_close(p, group, now)
+    for uid, group in touched.items():
+        if uid not in closing and group.state in ("ready", "training"):
+            if group.state == "ready":
+                p.offer_ready(group)
+            p.changes.note(uid)
+    return reply
+
+
+def clear(ledger: Ledger, m: Clear, now: float) -> Ok:
+    """Remove plain rows. Rows of trained groups go with CommitStep, those of live ones with Drop; unknown keys are no error."""
+    p = ledger.partition(m.partition)
+    rows = [p.rows.ids[key] for key in dict.fromkeys(m.keys) if key in p.rows.ids]
+    owned = [p.rows.keys[row] for row in rows if (owner := p.rows.owner[row]) is not None and owner.state != "trained"]
+    if owned:
+        raise Conflict(f"{some(owned)} belong to groups that are not done; ack or drop the groups instead of clearing rows")
+    p.rows.erase([row for row in rows if p.rows.owner[row] is None])
+    return Ok()
+
+
+# --- checks: nothing is changed here ---------------------------------------------------------------------------------
+
+
+def _check_form(m: Commit) -> None:
+    check_name("partition", m.partition)
+    check_unique("key", m.keys)
+    check_unique("session end", [f"{close.uid}_{close.session}" for close in m.closes])
+    if m.blocks and not m.keys:
+        raise Invalid("a commit with columns needs keys")
+    check_blocks(m.blocks, len(m.keys))
+    for key in m.keys:
+        check_name("key", key)
+    if m.tags is not None:
+        if len(m.tags) != len(m.keys):
+            raise Invalid(f"{len(m.tags)} tags for {len(m.keys)} keys")
+        for key, tag in zip(m.keys, m.tags, strict=True):
+            check_tag(key, tag)
+
+
+def _plan_rows(p: Partition, m: Commit, lease: HeldLease | None) -> _Plan:
+    plan = _Plan()
+    for key in m.keys:
+        row = p.rows.ids.get(key)
+        place = _place(p, key, row, lease)
+        if place is not None:
+            _check_write(p, key, row is None, *place, lease)
+        elif lease is not None:
+            raise Fenced(f"{key!r} belongs to no group of the lease {_name(lease)} (task {lease.task.name!r}); commit it apart")
+        plan.rows.append(row)
+        plan.places.append(place)
+    return plan
+
+
+def _place(p: Partition, key: str, row: int | None, lease: HeldLease | None) -> tuple[Group, int | None] | None:
+    """The group and session (None: the prompt) a key belongs to; None for a plain row."""
+    if row is not None:
+        group = p.rows.owner[row]
+        if group is None:
+            return None
+        return group, None if row == group.prompt else int(key.rsplit("_", 2)[1])
+    uid, session = key, None
+    parts = key.rsplit("_", 2)
+    if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
+        uid, session = parts[0], int(parts[1])
+    group = p.groups.get(uid)
+    if group is not None:
+        return group, session
+    if uid in p.seen:
+        text = f"{key!r} comes too late: group {uid!r} has ended. Forget it"
+        raise Fenced(text) if lease is not None else Conflict(text)
+    return None
+
+
+def _check_write(
+    p: Partition, key: str, new: bool, group: Group, session: int | None, lease: HeldLease | None
+) -> None:
+    if lease is not None and group.lease is not lease:
+        raise Fenced(f"{key!r}: the lease {_name(lease)} no longer covers group {group.uid!r} ({group.state}). Forget it")
+    if group.state == "trained":
+        raise Conflict(f"{key!r} comes too late: group {group.uid!r} is trained")
+    if session is None:
+        return
+    if new and not 0 <= session < group.n:
+        raise Conflict(f"{key!r}: group {group.uid!r} has {group.n} sessions")
+    by_generator = lease is not None and lease.task.stage == "prompt"
+    if group.is_closed(session) and (new or by_generator):
+        raise Conflict(f"{key!r} comes too late: session {session} of group {group.uid!r} is closed")
+
+
+def _check_close(p: Partition, m: Commit, plan: _Plan, lease: HeldLease | None, close: SessionClose) -> None:
+    group = p.groups.get(close.uid)
+    what = f"end of session {close.session} of group {close.uid!r}"
+    if group is None:
+        text = f"{what}: the partition {p.name!r} has no such group, or it has ended. Forget it"
+        raise Fenced(text) if lease is not None else Conflict(text)
+    if group.lease is not lease:
+        holder = group.lease.holder if group.lease is not None else "nobody"
+        text = f"{what}: the group is leased to {holder!r}"
+        raise Fenced(f"{text}, not under the token given. Forget it") if lease else Conflict(f"{text}; give its token")
+    if not 0 <= close.session < group.n:
+        raise Invalid(f"{what}: the group has {group.n} sessions")
+    if group.is_closed(close.session):
+        raise Conflict(f"{what}: it is closed already")
+    if not close.failed:
+        _check_close_rows(p, m, plan, group, close, what)
+
+
+def _check_close_rows(p: Partition, m: Commit, plan: _Plan, group: Group, close: SessionClose, what: str) -> None:
+    if not close.rows:
+        raise Invalid(f"{what}: a session that succeeded has at least one row; give `failed` for one that did not")
+    check_unique(f"row in the {what}", close.rows)
+    known = {p.rows.keys[row] for row in group.open_rows.get(close.session, ())}
+    known |= {key for key, place in zip(m.keys, plan.places, strict=True) if place == (group, close.session)}
+    missing = [key for key in close.rows if key not in known]
+    if missing:
+        raise Conflict(f"{what}: rows {some(missing)} were not committed before or with it")
+
+
+# --- changes: nothing is refused here --------------------------------------------------------------------------------
+
+
+def _write(p: Partition, m: Commit, plan: _Plan) -> list[int]:
+    rows: list[int] = []
+    for key, row, place in zip(m.keys, plan.rows, plan.places, strict=True):
+        if row is None:
+            group, session = place if place is not None else (None, None)
+            row = p.rows.add(key, group)
+            if group is not None and session is not None:
+                group.open_rows.setdefault(session, []).append(row)
+        rows.append(row)
+    for row, tag in zip(rows, m.tags or (), strict=False):
+        if tag:
+            p.rows.tags[row] = {**p.rows.tags[row], **tag}
+    for block in m.blocks:
+        p.rows.write(block, rows)
+    return rows
+
+
+def _close(p: Partition, group: Group, close: SessionClose) -> None:
+    """Rows of the session that its end does not list were given up by the writer."""
+    rows = group.open_rows.pop(close.session, [])
+    if close.failed:
+        group.failures[close.session] = close.failed
+        p.rows.erase(rows)
+        return
+    kept = [p.rows.ids[key] for key in close.rows]
+    group.closed[close.session] = kept
+    p.rows.erase([row for row in rows if row not in kept])
+
+
+def _after_close(p: Partition, group: Group, now: float) -> None:
+    """The end of the last session ends the lease by itself."""
+    if group.all_closed():
+        p.leases.end(group)
+        p.settle(group, now)
+    else:
+        p.changes.note(group.uid)
+
+
+def _name(lease: HeldLease) -> str:
+    return f"({lease.token.epoch}, {lease.token.counter})"

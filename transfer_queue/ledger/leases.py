@@ -1,0 +1,97 @@
+"""Leases that are held, and when they run out."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from transfer_queue.ledger.groups import Group
+from transfer_queue.net.messages import TaskSpec, Token
+
+
+@dataclass(slots=True, eq=False)
+class HeldLease:
+    """Groups that one holder has for one task under one token. Invariant: never without groups."""
+
+    token: Token
+    partition: str
+    task: TaskSpec
+    holder: str
+    granted: float
+    deadline: float | None  # None: bound to the trainer's incarnation
+    groups: dict[str, Group] = field(default_factory=dict)
+
+
+class LeaseBook:
+    """All leases held, of all partitions.
+
+    Invariants: a token is in the book exactly while a group is leased under it; a group is in at most one lease; tokens
+    strictly increase in the order of granting.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.counter = 0
+        self.held: dict[Token, HeldLease] = {}
+        self._by_holder: dict[str, dict[Token, HeldLease]] = {}
+        self._due: list[tuple[float, int, Token]] = []
+
+    def grant(self, partition: str, task: TaskSpec, holder: str, groups: list[Group], now: float) -> HeldLease:
+        self.counter += 1
+        token = Token(self.epoch, self.counter)
+        lease = HeldLease(token, partition, task, holder, now, None, {group.uid: group for group in groups})
+        self.held[token] = lease
+        self._by_holder.setdefault(holder, {})[token] = lease
+        for group in groups:
+            group.lease = lease
+        self.renew(lease, now)
+        return lease
+
+    def renew(self, lease: HeldLease, now: float) -> None:
+        """A full ttl from `now`, if it is a clock lease."""
+        if lease.task.bind == "clock":
+            lease.deadline = now + lease.task.ttl
+            heapq.heappush(self._due, (lease.deadline, lease.token.counter, lease.token))
+
+    def end(self, group: Group) -> None:
+        """The group is no longer leased; the lease ends with its last group."""
+        lease = group.lease
+        if lease is None:
+            return
+        group.lease = None
+        del lease.groups[group.uid]
+        if not lease.groups:
+            del self.held[lease.token]
+            of_holder = self._by_holder[lease.holder]
+            del of_holder[lease.token]
+            if not of_holder:
+                del self._by_holder[lease.holder]
+
+    def of_holder(self, holder: str) -> list[HeldLease]:
+        """In the order of granting."""
+        return list(self._by_holder.get(holder, {}).values())
+
+    def next_due(self) -> float | None:
+        """When the next clock lease runs out."""
+        while self._due:
+            deadline, _, token = self._due[0]
+            lease = self.held.get(token)
+            if lease is not None and lease.deadline == deadline:
+                return deadline
+            heapq.heappop(self._due)
+        return None
+
+    def due(self, now: float) -> list[HeldLease]:
+        """The clock leases whose deadline has come, the earliest first."""
+        found: dict[Token, HeldLease] = {}
+        while (deadline := self.next_due()) is not None and deadline <= now:
+            token = heapq.heappop(self._due)[2]
+            found[token] = self.held[token]
+        return list(found.values())
+
+    def begin_life(self, epoch: int, now: float) -> None:
+        """The controller was away: tokens of the new epoch from now on, and a full ttl for every clock lease."""
+        self.epoch = epoch
+        self._due.clear()
+        for lease in self.held.values():
+            self.renew(lease, now)

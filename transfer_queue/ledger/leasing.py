@@ -1,0 +1,123 @@
+"""Lease, Renew, Ack, Nack, Drop, ReleaseHolder, Expire: who holds which groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, Invalid, NotFound
+from transfer_queue.ledger.checks import check_name, check_unique, some
+from transfer_queue.ledger.groups import Group
+from transfer_queue.ledger.leases import HeldLease
+from transfer_queue.ledger.partition import Partition
+from transfer_queue.net.messages import Ack, Drop, Expire, Lease, Leased, Nack, Ok, ReleaseHolder, Renew
+
+if TYPE_CHECKING:
+    from transfer_queue.ledger.ledger import Ledger
+
+
+def lease(ledger: Ledger, m: Lease, now: float) -> Leased:
+    """Whole groups only, oldest order first. Raises DeadlineExceeded if there is none now."""
+    p = ledger.partition(m.partition)
+    if not can_lease(p, m):
+        raise DeadlineExceeded(f"nothing to lease now for task {m.task!r} in partition {m.partition!r}")
+    task = p.task(m.task)
+    uids = m.uids or p.queue_of(task).pop(m.groups)
+    held = p.lease(task, m.holder, [p.groups[uid] for uid in uids], now)
+    ttl = task.ttl if task.bind == "clock" else 0.0
+    return Leased(token=held.token, groups=[p.view(group) for group in held.groups.values()], ttl=ttl)
+
+
+def can_lease(p: Partition, m: Lease) -> bool:
+    """Whether the lease would get something now. Raises Invalid or NotFound if it never will."""
+    task = p.task(m.task)
+    check_name("holder", m.holder)
+    if (m.groups > 0) == bool(m.uids):
+        raise Invalid(f"a lease names either groups (> 0) or uids, not groups={m.groups} and {len(m.uids)} uids")
+    queue = p.queue_of(task)
+    if not m.uids:
+        return len(queue) > 0
+    check_unique("uid", m.uids)
+    ended = [uid for uid in m.uids if (group := p.groups.get(uid)) is None or group.state == "trained"]
+    if ended:
+        raise NotFound(f"groups {some(ended)} are not in partition {p.name!r}, or have ended; lease the others")
+    return all(uid in queue for uid in m.uids)
+
+
+def renew(ledger: Ledger, m: Renew, now: float) -> Ok:
+    """A full ttl from now."""
+    p = ledger.partition(m.partition)
+    ledger.leases.renew(p.require(m.token), now)
+    return Ok()
+
+
+def ack(ledger: Ledger, m: Ack, now: float) -> Ok:
+    """The groups are trained. A prompt lease ends with the last session of each group, never by Ack."""
+    p = ledger.partition(m.partition)
+    held = p.require(m.token)
+    groups = _covered(held, m.uids)
+    if held.task.stage == "prompt":
+        raise Conflict(
+            f"groups {some(m.uids)} have open sessions: a prompt lease ends when all sessions are closed (Commit.closes), "
+            "or by Nack"
+        )
+    for group in groups:
+        p.train(group, m.step, now)
+    return Ok()
+
+
+def nack(ledger: Ledger, m: Nack, now: float) -> Ok:
+    p = ledger.partition(m.partition)
+    for group in _covered(p.require(m.token), m.uids):
+        p.give_back(group, now, m.reason or "given back", poison=m.poison)
+    return Ok()
+
+
+def _covered(held: HeldLease, uids: list[str]) -> list[Group]:
+    """The groups of these uids. Raises Fenced if the lease does not cover all of them."""
+    if not uids:
+        raise Invalid("no uids given")
+    check_unique("uid", uids)
+    missing = [uid for uid in uids if uid not in held.groups]
+    if missing:
+        raise Fenced(
+            f"lease ({held.token.epoch}, {held.token.counter}) of {held.holder!r} does not cover groups {some(missing)} "
+            "(any more): they ended or were dropped. Nothing was done; repeat it with the others"
+        )
+    return [held.groups[uid] for uid in uids]
+
+
+def drop(ledger: Ledger, m: Drop, now: float) -> Ok:
+    """A group that has ended stays as it ended."""
+    p = ledger.partition(m.partition)
+    if not m.reason:
+        raise Invalid("a drop needs a reason (stale, filtered, failed, ...)")
+    unknown = [uid for uid in m.uids if uid not in p.groups and uid not in p.seen]
+    if unknown:
+        raise NotFound(f"groups {some(unknown)} were never admitted to partition {p.name!r}")
+    for uid in m.uids:
+        group = p.groups.get(uid)
+        if group is not None and group.state != "trained":
+            p.finish(group, "dropped", m.reason, now)
+    return Ok()
+
+
+def release_holder(ledger: Ledger, m: ReleaseHolder, now: float) -> Ok:
+    """The holder's clock leases end. A group that it held all alone may have killed it: that counts as a delivery.
+
+    Leases bound to the trainer's incarnation stay: only the next incarnation ends them.
+    """
+    held = [lease for lease in ledger.leases.of_holder(m.holder) if lease.task.bind == "clock"]
+    alone = sum(len(lease.groups) for lease in held) == 1
+    for lease in held:
+        p = ledger.partition(lease.partition)
+        for group in list(lease.groups.values()):
+            p.give_back(group, now, f"its holder {m.holder!r} died", poison=alone)
+    return Ok()
+
+
+def expire(ledger: Ledger, m: Expire, now: float) -> Ok:
+    for lease in ledger.leases.due(now):
+        p = ledger.partition(lease.partition)
+        for group in list(lease.groups.values()):
+            p.give_back(group, now, f"the lease of {lease.holder!r} ran out")
+    return Ok()

@@ -1,0 +1,54 @@
+"""What somebody is told who waited in vain: who waited for what and how long, how things stand, and what to do."""
+
+from __future__ import annotations
+
+from transfer_queue.ledger import Ledger
+from transfer_queue.ledger.checks import some
+from transfer_queue.net.messages import Admit, Lease, Lookup, SegmentRequest, UnitStats
+
+
+def lease(ledger: Ledger, m: Lease, waited: float, now: float) -> str:
+    wanted = f"groups {some(m.uids)}" if m.uids else f"up to {m.groups} groups"
+    task = ledger.partition(m.partition).task(m.task)
+    if task.stage == "prompt":
+        advice = "Admit more prompts, or look at who holds the oldest"
+    elif task.fields:
+        advice = f"It takes ready groups whose rows all have {task.fields}: look at who should generate, or write those fields"
+    else:
+        advice = "It takes ready groups: look at who should generate (the oldest holder)"
+    return (
+        f"{m.holder!r} waited {waited:.1f} s to lease {wanted} of task {m.task!r} in partition {m.partition!r}. "
+        f"Now: {ledger.situation(m.partition, now)}. {advice}; or wait longer"
+    )
+
+
+def admit(ledger: Ledger, m: Admit, who: str, waited: float, now: float) -> str:
+    p = ledger.partition(m.partition)
+    return (
+        f"{who!r} waited {waited:.1f} s for credit for {len(m.groups)} groups in partition {m.partition!r}: {p.outstanding()} of "
+        f"{p.max_groups or 'unlimited'} are outstanding, {p.rows.blocks.nbytes} of {p.max_bytes or 'unlimited'} bytes live. "
+        f"Now: {ledger.situation(m.partition, now)}. Credit returns when groups are trained or dropped, bytes when their step "
+        "is committed (CommitStep); wait longer, or raise max_groups or max_bytes"
+    )
+
+
+def segment(units: list[UnitStats], m: SegmentRequest, who: str, waited: float) -> str:
+    if not units:
+        return f"{who!r} waited {waited:.1f} s for a segment: no storage unit has registered. Look at the units' logs"
+    return (
+        f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {_units(units)}. Rows are freed by CommitStep, Drop and "
+        "Clear; wait longer, or raise the units' budget"
+    )
+
+
+def lookup(units: list[UnitStats], m: Lookup, who: str, waited: float) -> str:
+    return (
+        f"{who!r} waited {waited:.1f} s to read {len(m.keys)} rows of partition {m.partition!r} that lie in a storage unit which "
+        f"has not registered since the controller restarted ({_units(units) or 'none has'}). Look at the units' logs"
+    )
+
+
+def _units(units: list[UnitStats]) -> str:
+    return "; ".join(
+        f"unit {unit.unit} {'uses' if unit.alive else 'is gone, used'} {unit.used} of {unit.budget} bytes" for unit in units
+    )
