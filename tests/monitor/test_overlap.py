@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamrl.monitor.events import Event, EventLog, read_events
 from streamrl.monitor.overlap import Overlap, OverlapCollector, StepRecord
 from streamrl.monitor.overlap_account import PRECEDENCE, attribute, length
-from streamrl.monitor.schema import CAUSES
+from streamrl.monitor.schema import CAUSES, check_events
 
 times = st.floats(0.0, 100.0, allow_nan=False)
 intervals = st.lists(st.tuples(times, times).map(lambda ab: (min(ab), max(ab))), max_size=6)
@@ -134,6 +134,17 @@ def test_the_collector_makes_the_account_out_of_the_event_log(tmp_path: Path) ->
     assert metrics["overlap/generation_busy_s"] == pytest.approx(2.0)
     assert collector.run.steps == 2
     assert collector.run.train_busy == pytest.approx(4.0)
+
+
+def test_a_step_that_was_cut_short_and_a_publish_before_the_first_step_do_not_count(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events", "trainer", clock=lambda: 0.0)
+    log.span_at("publish", 0.0, 5.0, version=0)
+    log.span_at("step", 6.0, 8.0, step=1, groups=1, samples=1, dropped=0)
+    log.span_at("step", 8.0, 60.0, step=2, error="CancelledError")
+    collector = OverlapCollector()
+    assert collector.feed_all(read_events(tmp_path))["overlap/sync_s"] == 0.0
+    assert (collector.run.steps, collector.run.seconds) == (1, 2.0)
+    assert check_events(read_events(tmp_path)) == 4
 
 
 def test_time_between_steps_counts_to_the_later_one_but_not_across_a_restart(tmp_path: Path) -> None:
