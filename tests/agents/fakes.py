@@ -17,8 +17,8 @@ TEMPLATE = (
     "{% endif -%}"
     "{%- for message in messages -%}"
     "{%- if message.role == 'tool' -%}"
-    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
-    "{%- else -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endif -%}"
+    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>{{ '\n' }}"
+    "{%- else -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{{ '\n' }}{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}"
 )
