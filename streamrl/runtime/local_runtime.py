@@ -92,11 +92,12 @@ def _start_queue(config: StreamRLConfig, run: RunDirectory) -> LocalQueue:
 
 async def _start_actor(config: StreamRLConfig, run: RunDirectory, queue: LocalQueue, *, inline: bool) -> Any:
     from streamrl.workers.actor import ActorWorker
+    from streamrl.workers.row_store import LoopStore
     from streamrl.workers.settings import ActorSettings
 
-    client = queue.client("rank-0")
+    store = LoopStore(queue.client("actor-0"), asyncio.get_running_loop())
     worker = ClassWithInitArgs(
-        ActorWorker, ActorSettings.of(config), queue=client, weights_dir=str(settings.weights_dir(run))
+        ActorWorker, ActorSettings.of(config), queue=store, weights_dir=str(settings.weights_dir(run))
     )
     group = LocalWorkerGroup(worker, device=config.trainer.device, inline=inline)
     await group.init_model()

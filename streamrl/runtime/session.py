@@ -49,12 +49,7 @@ class Session:
             val_greedy_before=before.get("greedy"),
             val_sampled_after=after.get("sampled"),
             val_greedy_after=after.get("greedy"),
-            overlap_efficiency=overlap.efficiency,
-            overlap_efficiency_steady=overlap.steady_efficiency,
-            measured_seconds=overlap.seconds,
-            lost_seconds_by_cause={cause: seconds for cause, seconds in overlap.lost.items()},
-            busy_seconds={"training": overlap.train_busy, "generation": overlap.generation_busy},
-            generation_waits={"sync": overlap.generation_stalled, "idle": overlap.generation_idle},
+            **overlap.summary_fields(),
             groups=Groups.of(trainer.report.stats) if trainer.report.stats else Groups(),
             extra={"mode": self._parts.config.trainer.v1.trainer_mode, "seed": self._parts.config.trainer.seed},
         )

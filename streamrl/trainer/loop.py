@@ -121,6 +121,7 @@ class Trainer:
         if self.config.trainer.val_before_train and "before" not in self.validations:
             await self.validate("before")
         self.report.training_begins(total)
+        await self.report.look(self.step)
         while self.step < total:
             await self.train_step()
             if self._due(self.config.trainer.save_freq):
@@ -138,8 +139,7 @@ class Trainer:
                 await self._or_stopped(self.before_step())
             batches: list[LeasedBatch] = []
             for _ in range(self.groups_per_step // self.mini_batch):
-                with self.parts.events.span("wait_data", step=step):
-                    batch = await self._or_stopped(self.buffer.sample(self.mini_batch, self.step))
+                batch = await self._or_stopped(self.buffer.sample(self.mini_batch, self.step))
                 self.report.updated(await self._update(batch, step))
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
@@ -199,7 +199,7 @@ class Trainer:
         self.step = self._saved_step = state.step
         self.validations = dict(state.validation)
         self.buffer = ReplayBuffer(
-            queue, PARTITION, policy=StalenessPolicy(self.max_age), in_order=self.in_order,
+            queue, PARTITION, policy=StalenessPolicy(self.max_age), events=self.parts.events, in_order=self.in_order,
             stall_timeout=config.trainer.stall_timeout, max_failed=FAILED_BATCHES * self.groups_per_step,
             on_left=self._groups_left, on_lost_prompts=self._to_admit_again.put_nowait,
         )  # fmt: skip

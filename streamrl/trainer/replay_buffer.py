@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from streamrl.monitor.events import EventLog
 from streamrl.trainer.staleness import StalenessPolicy
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, NotFound
@@ -98,6 +99,7 @@ class ReplayBuffer:
         partition: str,
         *,
         policy: StalenessPolicy,
+        events: EventLog,
         in_order: bool = False,
         stall_timeout: float = 300.0,
         holder: str = "trainer",
@@ -110,6 +112,7 @@ class ReplayBuffer:
         self._client = client
         self._partition = partition
         self._policy = policy
+        self._events = events
         self._in_order = in_order
         self._stall_timeout = stall_timeout
         self._holder = holder
@@ -137,15 +140,17 @@ class ReplayBuffer:
         Raises DeadlineExceeded when nothing changed for `stall_timeout` seconds, naming the oldest unfinished groups.
         """
         while True:
-            groups = await self._usable(count, version)
+            with self._events.span("wait_data", step=version + 1):
+                groups = await self._usable(count, version)
             uids = [group.uid for group in groups]
             self.buffer.forget(uids)
-            try:
-                leased = await self._client.lease(self._partition, "train", uids=uids, holder=self._holder)
-            except NotFound as error:  # one of them left meanwhile (a lost unit): the log will tell, choose again
-                log.info("could not lease %d groups: %s", len(uids), error)
-                await self._fold(await self._client.watch(self._partition, -1))
-                continue
+            with self._events.span("hand_off", step=version + 1):
+                try:
+                    leased = await self._client.lease(self._partition, "train", uids=uids, holder=self._holder)
+                except NotFound as error:  # one of them left meanwhile (a lost unit): look at everything anew
+                    log.info("could not lease %d groups: %s", len(uids), error)
+                    await self._fold(await self._client.watch(self._partition, -1))
+                    continue
             return LeasedBatch(leased.token, sorted(leased.groups, key=lambda g: g.order))
 
     async def wait_ready(self, count: int) -> None:

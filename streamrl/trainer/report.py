@@ -19,7 +19,7 @@ from streamrl.trainer.parts import Parts
 from transfer_queue.net.messages import Group, QueueStats
 
 EMA = 0.9
-SUMMED = ("actor/optimizer_steps", "data/bytes_read", "data/bytes_written", "rows/trained")
+SUMMED = ("actor/optimizer_steps", "data/bytes_read", "data/bytes_written", "rows/trained", "perf/total_num_tokens")
 """Metrics of a mini-batch that add up over a step; of `actor/lr` the last one counts; the others are averaged."""
 
 
@@ -36,6 +36,7 @@ class Reporter:
         self._ema: float | None = None
         self._dropped: Counter[str] = Counter()
         self._updates: list[dict[str, float]] = []
+        self._served: dict[str, int] = {}
         self._tokens = 0.0
         self._tokens_before: float | None = None
         self.stats: QueueStats | None = None
@@ -82,6 +83,7 @@ class Reporter:
         emit_queue(self._events, self.stats)
         emit_loads(self._events, loads)
         emit_trainer_version(self._events, version)
+        self._served = {server: load.weight_version for server, load in loads.items()}
         self._tokens = float(sum(load.tokens_generated for load in loads.values()))
 
     def step_ends(self, step: int, rows: Mapping[str, float]) -> dict[str, float]:
@@ -107,6 +109,7 @@ class Reporter:
         self._events.step_metrics(step, metrics)
         if self.exporter is not None:
             self.exporter.update(self.stats, metrics)
+            self.exporter.set_weight_versions(step, self._served)
         return metrics
 
     def validated(self, step: int, label: str, metrics: dict[str, float]) -> None:
