@@ -68,9 +68,7 @@ def _train_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="configuration, in Hydra's grammar")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, print the resolved configuration, exit"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="check all, print the resolved configuration")
     parser.add_argument("--config-dir", "-cd", metavar="DIR", help="also look for experiment/<name>.yaml here")
     return parser
 

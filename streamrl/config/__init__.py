@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from streamrl.config.checks import check, check_ports
 from streamrl.config.compose import compose_values, resolve_over
 from streamrl.config.derive import derive
-from streamrl.config.keys import sort_keys
+from streamrl.config.keys import SortedKeys, sort_keys
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.schema import build
 from streamrl.errors import ConfigError
@@ -35,7 +35,7 @@ def load_config(arguments: Sequence[str] = (), config_dir: str | None = None) ->
     """The configuration that `key=value` arguments select. Raises ConfigError naming every mistake found."""
     composed = compose_values(arguments, config_dir)
     given = sort_keys(resolve_over(to_dict(StreamRLConfig()), composed))
-    config = derive(build(StreamRLConfig, given.values))
+    config = derive(_built(given))
     check(config)
     return Loaded(config, tuple(given.inert))
 
@@ -47,11 +47,19 @@ def to_dict(config: StreamRLConfig) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any]) -> StreamRLConfig:
     """The inverse of `to_dict`, with the same checks of keys and types (not of files)."""
-    return build(StreamRLConfig, sort_keys(values).values)
+    return _built(sort_keys(values))
 
 
 def to_yaml(config: StreamRLConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def _built(given: SortedKeys) -> StreamRLConfig:
+    problems = list(given.problems)
+    config = build(given.values, problems)
+    if problems:
+        raise ConfigError(*problems)
+    return config
 
 
 def _plain(value: Any) -> Any:

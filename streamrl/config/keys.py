@@ -10,7 +10,6 @@ from typing import Any
 
 from streamrl.config.schema import is_open, known_keys, sections, show
 from streamrl.config.verl_keys import INERT, RENAMED, UNAVAILABLE
-from streamrl.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -19,6 +18,8 @@ class SortedKeys:
     """Known keys only, nested."""
     inert: list[str] = field(default_factory=list)
     """Dotted keys that were accepted and do nothing."""
+    problems: list[str] = field(default_factory=list)
+    """One message per key that is unknown or asks for what does not exist yet."""
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -33,27 +34,27 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
-    """Raises ConfigError with one problem per key that is unknown or asks for what does not exist yet."""
-    result, problems = SortedKeys(), []
+    """The keys of a nested mapping, sorted."""
+    result = SortedKeys()
     for key, value in flatten(tree):
         key = _renamed(key)
         if "_target_" in key.split(".") or _has_target(value):
-            problems.append(f"{key}: nothing in the configuration runs code, so _target_ is refused")
+            result.problems.append(f"{key}: nothing in the configuration runs code, so _target_ is refused")
         elif key in known_keys():
             _put(result.values, key.split("."), value)
         elif key in UNAVAILABLE:
             if value not in UNAVAILABLE[key]:
                 usual = show(UNAVAILABLE[key][0])
-                problems.append(f"{key}={show(value)} is not available yet; leave it out or set {usual}")
+                result.problems.append(f"{key}={show(value)} is not available yet; leave it out or set {usual}")
         elif any(fnmatchcase(key, pattern) for pattern in INERT):
             result.inert.append(key)
         elif key in sections():
             if value not in ({}, None):
-                problems.append(f"{key}={show(value)}: {key} is a section; its keys are {', '.join(_children(key))}")
+                result.problems.append(
+                    f"{key}={show(value)}: {key} is a section; its keys are {', '.join(_children(key))}"
+                )
         else:
-            problems.append(_unknown(key))
-    if problems:
-        raise ConfigError(*problems)
+            result.problems.append(_unknown(key))
     return result
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from streamrl.config.root import StreamRLConfig
-from streamrl.errors import ConfigError
 
 
 @cache
@@ -45,16 +44,12 @@ def is_open(hint: Any) -> bool:
     return get_origin(hint) is dict
 
 
-def build(section: type, values: Mapping[str, Any]) -> Any:
-    """The typed `section` from nested plain values; absent keys keep their defaults.
+def build(values: Mapping[str, Any], problems: list[str]) -> StreamRLConfig:
+    """The typed configuration from nested plain values of known keys; absent keys keep their defaults.
 
-    Raises ConfigError with one problem per wrong value. Keys must be known ones (streamrl.config.keys).
+    Adds to `problems` one message per wrong value, whose key then keeps its default.
     """
-    problems: list[str] = []
-    config = _build(section, values, "", problems)
-    if problems:
-        raise ConfigError(*problems)
-    return config
+    return _build(StreamRLConfig, values, "", problems)
 
 
 def _build(section: type, values: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:

@@ -44,7 +44,7 @@ def _jsonl(file: Path) -> Iterator[tuple[Place, Any]]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 place = Place(file, "line", number)
-                yield place, _parsed(line, place)
+                yield place, _parsed(line.rstrip(), place)
 
 
 def _json(file: Path) -> Iterator[tuple[Place, Any]]:

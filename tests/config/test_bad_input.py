@@ -1,0 +1,194 @@
+"""Each mistake names the key, the value, and what to do."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from streamrl.config import ConfigError, check_ports, load_config
+
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+
+
+def problem(arguments: list[str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(arguments)
+    assert len(caught.value.problems) == 1, caught.value.problems
+    return caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("argument", "nearest"),
+    [
+        ("data.train_batch_sise=8", "data.train_batch_size"),
+        ("rollout.n=8", "actor_rollout_ref.rollout.n"),
+        ("trainer.devices=cpu", "trainer.device"),
+        ("trainer.trainer_mode=sync", "trainer.v1.trainer_mode"),
+        ("actor_rollout_ref.actor.lr=1e-3", "actor_rollout_ref.actor.optim.lr"),
+        ("num_data_storage_units=3", "transfer_queue.backend.SimpleStorage.num_data_storage_units"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(valid: list[str], argument: str, nearest: str):
+    assert problem([*valid, argument]) == f"unknown key {argument.split('=')[0]}; did you mean {nearest}?"
+
+
+def test_a_key_like_no_other_points_to_the_list_of_keys(valid: list[str]):
+    assert "--dry-run" in problem([*valid, "zzz=1"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("data.train_batch_size=many", "data.train_batch_size=many is not allowed; it takes an integer >= 1"),
+        ("data.train_batch_size=0", "it takes an integer >= 1"),
+        ("data.train_batch_size=8.5", "it takes an integer >= 1"),
+        ("data.train_batch_size=true", "it takes an integer >= 1"),
+        ("data.shuffle=3", "data.shuffle=3 is not allowed; it takes true or false"),
+        ("trainer.device=tpu", "it takes one of cpu, cuda"),
+        ("algorithm.adv_estimator=gae", "it takes only grpo"),
+        (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.use_kl_loss=true is not allowed; it takes only false"),
+        (f"{ACTOR}.optim.lr=nan", "it takes a number > 0"),
+        (f"{ACTOR}.optim.lr=-1e-3", "it takes a number > 0"),
+        (f"{ACTOR}.optim.betas=[0.9]", "a list of 2, each a number > 0 and <= 1"),
+        (f"{ROLLOUT}.max_model_len=long", "an integer >= 1 or null"),
+        ("monitor.prometheus.port=70000", ">= 0 and <= 65535"),
+        ("trainer.experiment_name='../up'", "matching"),
+        ("trainer.logger=[console,wandb]", "only console"),
+        ("trainer.v1.sampler.max_off_policy_strategy=wait", "only drop or null"),
+        (f"{ROLLOUT}.tools=calculator", "a mapping from names to mappings"),
+    ],
+)
+def test_a_wrong_value_names_key_value_and_what_is_allowed(valid: list[str], argument: str, says: str):
+    message = problem([*valid, argument])
+    assert argument.split("=")[0] in message
+    assert says in message
+
+
+def test_a_value_for_a_section_lists_its_keys(valid: list[str]):
+    message = problem([*valid, "trainer.v1=sync"])
+    assert "trainer.v1 is a section; its keys are sampler, separate_async, trainer_mode" in message
+
+
+def test_all_mistakes_are_found_at_once(valid: list[str]):
+    with pytest.raises(ConfigError) as caught:
+        load_config([*valid, "trainer.nonsense=1", "data.shuffle=3", "critic.enable=true"])
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["data.train_batch_size=2"], "cannot be larger than the batch"),
+        (["data.train_batch_size=6"], "must be a multiple of the mini-batch"),
+        (["trainer.v1.trainer_mode=separate_async"], "set trainer.v1.separate_async.parameter_sync_step=2"),
+        ([f"{ROLLOUT}.n=1"], "needs n >= 2"),
+        ([f"{ACTOR}.clip_ratio_c=1.0"], "above 1"),
+        ([f"{ACTOR}.clip_ratio_low=1.5"], "must be below 1"),
+        ([f"{ROLLOUT}.max_model_len=100"], "shorter than data.max_prompt_length + data.max_response_length = 1024"),
+        (["runtime=local", "trainer.n_gpus_per_node=2"], "set trainer.n_gpus_per_node=1"),
+        (["trainer.n_gpus_per_node=64"], "fewer rows than the 64 training ranks"),
+        (["trainer.resume_mode=resume_path"], "go together"),
+        (["trainer.resume_from_path=runs/x"], "go together"),
+        (["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere"], "there is no directory /nowhere"),
+        (["transfer_queue.storage_dir=/nowhere"], "/nowhere is no writable directory"),
+        (["trainer.runs_dir=/dev/null/runs"], "/dev/null is no writable directory"),
+    ],
+)
+def test_keys_that_do_not_fit_together(valid: list[str], arguments: list[str], says: str):
+    assert says in problem([*valid, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["data.train_files=[]"], "data.train_files is not set"),
+        (["data.val_files=[]"], "trainer.val_before_train=false"),
+        (["data.train_files=/nowhere/train.jsonl"], "data.train_files: there is no file /nowhere/train.jsonl"),
+        (["data.train_files=nowhere.jsonl"], "there is no file nowhere.jsonl (looked in "),
+        (["data.train_files=@tmp/train.csv"], "ends in .csv; readable are .jsonl, .json, .parquet"),
+        (["actor_rollout_ref.model.path=''"], "actor_rollout_ref.model.path is not set"),
+        (["actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"], "a hub name must be downloaded first"),
+        (["actor_rollout_ref.model.path=@tmp"], "has no config.json"),
+        (["actor_rollout_ref.model.tokenizer_path=@tmp"], "there is no tokenizer in"),
+        (["reward.custom_reward_function.path=/nowhere/reward.py"], "there is no file /nowhere/reward.py"),
+        (["reward.custom_reward_function.name=score"], "defines no score"),
+        (["reward.custom_reward_function.path=@tmp/broken.py"], "is no valid Python"),
+        (["reward.custom_reward_function.path=null"], "no reward is registered as 'compute_score'"),
+        ([f"{ROLLOUT}.agent.default_agent_loop=tool_agnt"], "did you mean 'tool_agent'?"),
+        ([f"{ROLLOUT}.agent.default_agent_loop=@tmp/reward.py:Loop"], "defines no Loop"),
+        ([f"{ROLLOUT}.agent.default_agent_loop=nowhere.py:Loop"], "there is no file nowhere.py"),
+        ([f"{ROLLOUT}.tools.calculatr.latency_mean=1"], "did you mean 'calculator'?"),
+        ([f"{ROLLOUT}.tools.calculator.latensy=1"], "does not take the settings"),
+        ([f"{ROLLOUT}.tools.calculator.latency_mean=-1"], "not negative"),
+    ],
+)
+def test_what_a_path_or_name_stands_for_must_exist(valid: list[str], tmp_path: Path, arguments: list[str], says: str):
+    (tmp_path / "train.csv").write_text("")
+    (tmp_path / "broken.py").write_text("def compute_score(:\n")
+    assert says in problem([*valid, *(argument.replace("@tmp", str(tmp_path)) for argument in arguments)])
+
+
+def test_code_of_the_user_is_looked_into_and_not_run(valid: list[str], tmp_path: Path):
+    (tmp_path / "mine.py").write_text("raise SystemExit('imported')\nclass Loop: ...\n")
+    load_config([*valid, f"{ROLLOUT}.agent.default_agent_loop={tmp_path}/mine.py:Loop"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("data.train_batch_size", "expected key=value"),
+        ("data.seed=1,2", "not a sweep"),
+        ("experiment=calculater", "there is no experiment named 'calculater'; there is: calculator"),
+        ("~trainer.seed", "cannot be read"),
+        ("trainer.seed=${nowhere}", "cannot be resolved"),
+    ],
+)
+def test_arguments_that_cannot_be_read(valid: list[str], argument: str, says: str):
+    assert says in problem([*valid, argument])
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "_target_=os.system",
+        "trainer._target_=os.system",
+        "actor_rollout_ref.rollout.tools.calculator._target_=os.system",
+        "actor_rollout_ref.rollout.tools={calculator:{_target_:os.system}}",
+        "critic._target_=os.system",
+    ],
+)
+def test_a_target_is_refused_wherever_it_stands(valid: list[str], argument: str):
+    assert "_target_ is refused" in problem([*valid, argument])
+
+
+@pytest.mark.parametrize(
+    "text", ["${now:%Y}", "${oc.decode:1}", "${hydra:runtime.cwd}", "${oc.env:${trainer.device}}", "a ${x.${y}:1} b"]
+)
+def test_only_harmless_resolvers_may_be_named(valid: list[str], text: str):
+    assert "not allowed" in problem([*valid, f"trainer.project_name='{text}'"])
+
+
+def test_a_yaml_tag_in_an_experiment_runs_nothing(valid: list[str], tmp_path: Path):
+    evil = tmp_path / "experiment" / "evil.yaml"
+    evil.parent.mkdir()
+    evil.write_text(f"# @package _global_\ntrainer: !!python/object/apply:os.mkdir [{tmp_path}/made]\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config([*valid, "experiment=evil"], config_dir=str(tmp_path))
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_port_in_use_is_an_error_at_start(valid: list[str]):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = load_config([*valid, f"monitor.prometheus.port={port}"]).config
+        with pytest.raises(ConfigError, match=f"monitor.prometheus.port={port} cannot be used .*choose another, or 0"):
+            check_ports(config)
+
+
+def test_a_free_port_passes(valid: list[str]):
+    check_ports(load_config(valid).config)

@@ -1,0 +1,90 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from streamrl import __version__
+from streamrl.cli import main, train
+from streamrl.config import from_dict
+
+HEAVY = ("torch", "ray", "tensordict", "transformers")
+
+
+def test_a_dry_run_prints_the_resolved_configuration_and_makes_no_run_directory(
+    valid: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["train", *valid, "--dry-run", "trainer.seed=9"]) == 0
+    printed = from_dict(yaml.safe_load(capsys.readouterr().out))
+    assert printed.trainer.seed == 9
+    assert printed.trainer.total_training_steps == 30 * (40 // 8)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_is_at_most_two_lines_on_stderr_with_status_2(valid: list[str], capsys: pytest.CaptureFixture[str]):
+    assert train([*valid, "a=1", "b=2", "c=3", "d=4", "e=5"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [
+        "error: unknown key a; `streamrl train --dry-run experiment=calculator` prints all keys",
+        "       and: unknown key b; unknown key c; 2 more",
+    ]
+
+
+def test_a_malformed_row_stops_the_run_before_it_starts(
+    valid: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "val.jsonl").write_text('{"prompt": 3}\n')
+    assert train(valid) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/val.jsonl, line 1, column 'prompt': expected chat messages or a string, found int 3\n"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_too_few_prompts_for_a_batch(valid: list[str], capsys: pytest.CaptureFixture[str]):
+    assert train([*valid, "data.train_batch_size=64"]) == 2
+    assert "40 prompts are fewer than data.train_batch_size=64" in capsys.readouterr().err
+
+
+def test_keys_without_effect_are_named_in_one_line(valid: list[str], capsys: pytest.CaptureFixture[str]):
+    assert train([*valid, "--dry-run", "trainer.balance_batch=True", "trainer.critic_warmup=0"]) == 0
+    assert capsys.readouterr().err == (
+        "note: without effect here, kept for verl's sake: trainer.balance_batch, trainer.critic_warmup\n"
+    )
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as done:
+        main(["--version"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"streamrl {__version__}\n"
+
+
+def test_an_unknown_command_exits_with_status_2(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as done:
+        main(["tran"])
+    assert done.value.code == 2
+
+
+def test_python_m_streamrl_main_is_the_same_command_and_imports_nothing_heavy(valid: list[str]):
+    code = (
+        "import runpy, sys\n"
+        "try: runpy.run_module('streamrl.main', run_name='__main__')\n"
+        f"except SystemExit as done: print([m for m in {HEAVY} if m in sys.modules], done.code, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *valid, "--dry-run"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stderr == "[] 0\n"
+    assert done.stdout.startswith("runtime: ray\n")

@@ -1,0 +1,111 @@
+"""What a valid configuration becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from streamrl.config import StreamRLConfig, from_dict, load_config, to_dict, to_yaml
+from streamrl.config.compose import TREE, compose_values
+from streamrl.config.schema import known_keys
+
+
+def test_the_entry_of_the_tree_sets_nothing_so_the_dataclasses_hold_all_defaults():
+    assert compose_values([]) == {}
+    assert set(yaml.safe_load((TREE / "train.yaml").read_text())) == {"defaults"}
+
+
+def test_every_experiment_sets_known_keys_only():
+    for experiment in (TREE / "experiment").glob("*.yaml"):
+        from_dict({key: value for key, value in yaml.safe_load(experiment.read_text()).items() if key != "defaults"})
+
+
+def test_the_calculator_experiment_is_complete(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    config = load_config(["experiment=calculator"]).config
+    assert config.trainer.v1.trainer_mode == "separate_async"
+    assert config.actor_rollout_ref.rollout.tools == {"calculator": {"latency_mean": 0.3, "latency_sigma": 0.5}}
+
+
+def test_the_calculator_experiment_is_found_from_any_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(["experiment=calculator"]).config
+    assert Path(config.actor_rollout_ref.model.path).is_dir()
+    assert config.trainer.runs_dir == str(tmp_path / "runs")
+
+
+def test_arguments_win_over_the_experiment():
+    config = load_config(["experiment=calculator", "actor_rollout_ref.rollout.n=4"]).config
+    assert config.actor_rollout_ref.rollout.n == 4
+
+
+def test_a_tool_setting_is_one_argument():
+    config = load_config(["experiment=calculator", "actor_rollout_ref.rollout.tools.calculator.latency_mean=0"]).config
+    assert config.actor_rollout_ref.rollout.tools["calculator"]["latency_mean"] == 0
+
+
+def test_an_experiment_of_the_user_may_build_on_a_shipped_one(tmp_path: Path):
+    mine = tmp_path / "experiment" / "mine.yaml"
+    mine.parent.mkdir()
+    mine.write_text("# @package _global_\ndefaults: [calculator]\ntrainer: {seed: 7}\n")
+    config = load_config(["experiment=mine"], config_dir=str(tmp_path)).config
+    assert (config.trainer.seed, config.trainer.total_training_steps) == (7, 60)
+
+
+def test_interpolation_reaches_the_defaults(valid: list[str]):
+    config = load_config([*valid, "trainer.total_training_steps=${trainer.seed}"]).config
+    assert config.trainer.total_training_steps == 42
+
+
+def test_a_plus_before_a_key_changes_nothing(valid: list[str]):
+    assert load_config([*valid, "+trainer.seed=3"]).config == load_config([*valid, "++trainer.seed=3"]).config
+
+
+def test_one_file_and_a_list_of_files_are_both_fine(valid: list[str], tmp_path: Path):
+    one = load_config(valid).config
+    two = load_config([*valid, f"data.train_files=[{tmp_path}/train.jsonl,{tmp_path}/val.jsonl]"]).config
+    assert one.data.train_files == (str(tmp_path / "train.jsonl"),)
+    assert two.data.train_files == (str(tmp_path / "train.jsonl"), str(tmp_path / "val.jsonl"))
+
+
+def test_derived_keys_are_filled(valid: list[str]):
+    config = load_config([*valid, "trainer.seed=5", "actor_rollout_ref.actor.clip_ratio=0.3"]).config
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (config.data.seed, rollout.seed) == (5, 5)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.strategy) == (0.3, 0.3, "fsdp2")
+    assert rollout.max_model_len == 1024
+    assert config.actor_rollout_ref.model.tokenizer_path == config.actor_rollout_ref.model.path
+
+
+@pytest.mark.parametrize(("mode", "bypass"), [("sync", False), ("separate_async", True)])
+def test_async_modes_take_the_rollout_policy_as_the_old_one(valid: list[str], mode: str, bypass: bool):
+    mode_arguments = [f"trainer.v1.trainer_mode={mode}", "trainer.v1.separate_async.parameter_sync_step=2"]
+    assert load_config([*valid, *mode_arguments]).config.algorithm.rollout_correction.bypass_mode is bypass
+
+
+def test_what_is_printed_reads_back_as_the_same_configuration(valid: list[str]):
+    config = load_config(valid).config
+    assert from_dict(yaml.safe_load(to_yaml(config))) == config
+    assert from_dict(to_dict(config)) == config
+
+
+def test_the_configuration_is_immutable():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        StreamRLConfig().runtime = "local"  # type: ignore[misc]
+
+
+def test_simulated_runs_need_no_model(valid: list[str]):
+    simulated = ["actor_rollout_ref.actor.strategy=sim", "actor_rollout_ref.rollout.name=sim"]
+    load_config([argument for argument in valid if "model.path" not in argument] + simulated)
+
+
+def test_every_verl_key_that_is_listed_elsewhere_is_no_key_of_ours():
+    from fnmatch import fnmatchcase
+
+    from streamrl.config.verl_keys import INERT, UNAVAILABLE
+
+    assert not set(UNAVAILABLE) & set(known_keys())
+    assert not [key for key in known_keys() for pattern in INERT if fnmatchcase(key, pattern)]

@@ -1,0 +1,29 @@
+"""What all tests share: one thread per process, a quick hypothesis profile, and skips for what a machine lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+NEEDED = {
+    "gpu": (lambda: Path("/dev/nvidia0").exists(), "no CUDA device"),
+    "browser": (lambda: shutil.which("chromium") is not None, "no chromium"),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, (available, reason) in NEEDED.items():
+        if item.get_closest_marker(marker) and not available():
+            pytest.skip(reason)

@@ -1,0 +1,129 @@
+"""Files become rows; a malformed one is named by file, line and column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl.data import DatasetError, PromptDataset
+
+GOOD: dict[str, Any] = {"prompt": "1 + 1 = ?", "data_source": "sum", "reward_model": {"ground_truth": 2}}
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    match path.suffix:
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".json":
+            path.write_text(json.dumps(rows, indent=1))
+        case ".parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str):
+    rows = [GOOD | {"prompt": [{"role": "user", "content": f"{i}?"}], "extra_info": {"index": i}} for i in range(3)]
+    dataset = PromptDataset.from_files([written(tmp_path / f"data{suffix}", rows)], shuffle=False)
+    assert [dataset.row(i)["raw_prompt"] for i in range(3)] == [row["prompt"] for row in rows]
+    assert [dataset.row(i)["extra_info"] for i in range(3)] == [{"index": 0}, {"index": 1}, {"index": 2}]
+
+
+def test_files_follow_one_another(tmp_path: Path):
+    files = [written(tmp_path / f"{name}.jsonl", [GOOD | {"prompt": name}]) for name in ("a", "b")]
+    dataset = PromptDataset.from_files(files)
+    assert [dataset.row(i)["raw_prompt"][0]["content"] for i in range(2)] == ["a", "b"]
+
+
+def test_a_plain_prompt_is_one_user_message(tmp_path: Path):
+    dataset = PromptDataset.from_files([written(tmp_path / "a.jsonl", [GOOD])])
+    assert dataset.row(0) == {
+        "raw_prompt": [{"role": "user", "content": "1 + 1 = ?"}],
+        "data_source": "sum",
+        "reward_model": {"ground_truth": 2},
+        "extra_info": {},
+        "agent_name": None,
+        "tools_kwargs": {},
+        "index": 0,
+    }
+
+
+def test_tools_kwargs_come_from_their_column_or_from_extra_info(tmp_path: Path):
+    inside = GOOD | {"extra_info": {"tools_kwargs": {"search": {"top": 3}}}}
+    rows = [inside, inside | {"tools_kwargs": {"search": {"top": 5}}}]
+    dataset = PromptDataset.from_files([written(tmp_path / "a.jsonl", rows)])
+    assert [dataset.row(i)["tools_kwargs"]["search"]["top"] for i in range(2)] == [3, 5]
+
+
+def test_prompt_and_source_columns_can_be_renamed(tmp_path: Path):
+    row = {"question": "1?", "task": "sum", "reward_model": {"ground_truth": 1}}
+    file = written(tmp_path / "a.jsonl", [row])
+    dataset = PromptDataset.from_files([file], prompt_key="question", source_key="task")
+    assert dataset.row(0)["data_source"] == "sum"
+
+
+def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(f"{json.dumps(GOOD)}\n\n{{\n")
+    with pytest.raises(DatasetError, match=r"a\.jsonl, line 3: not valid JSON at character 2"):
+        PromptDataset.from_files([file])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt": None}, "line 2: column 'prompt' is missing; the row has prompt, data_source, reward_model"),
+        ({"prompt": 3}, "line 2, column 'prompt': expected chat messages or a string, found int 3"),
+        ({"prompt": []}, "line 2, column 'prompt': expected chat messages or a string, found list []"),
+        ({"prompt": [{"role": "boss", "content": "x"}]}, "column 'prompt', message 1: expected"),
+        ({"prompt": [{"role": "user", "content": "x"}, {"role": "user"}]}, "column 'prompt', message 2: expected"),
+        ({"data_source": None}, "line 2: column 'data_source' is missing"),
+        ({"data_source": 7}, "line 2, column 'data_source': expected a string, found int 7"),
+        ({"reward_model": None}, "line 2: column 'reward_model' is missing"),
+        ({"reward_model": "2"}, "column 'reward_model': expected an object, found str"),
+        ({"reward_model": {"style": "rule"}}, "column 'reward_model': expected a key 'ground_truth', found dict"),
+        ({"extra_info": [1]}, "column 'extra_info': expected an object, found list [1]"),
+        ({"agent_name": 1}, "column 'agent_name': expected a string, found int 1"),
+        ({"tools_kwargs": "x"}, "column 'tools_kwargs': expected an object, found str"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_line_and_column(tmp_path: Path, change: dict[str, Any], says: str):
+    file = written(tmp_path / "a.jsonl", [GOOD, GOOD | change])
+    with pytest.raises(DatasetError) as caught:
+        PromptDataset.from_files([file])
+    assert str(caught.value).startswith(str(file))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b"[1]\n", "line 1: expected an object with columns, found list [1]"),
+        ("a.jsonl", b"\xff\xfe\n", "line 1: not valid JSON"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", "line 1: not valid JSON"),
+        ("a.jsonl", b"", "no rows in"),
+        ("a.json", b"{}", "expected a JSON array of rows, found dict {}"),
+        ("a.json", b"[\n{},\n{,\n]", "a.json, line 3: not valid JSON at character 2"),
+        ("a.json", b"[{}, 3]", "row 1: column 'prompt' is missing; the row has no columns"),
+        ("a.csv", b"", "ends in .csv; readable are .jsonl, .json, .parquet"),
+        ("a.parquet", b"not parquet", "not a readable parquet file"),
+    ],
+)
+def test_a_file_that_is_no_dataset_says_why(tmp_path: Path, name: str, content: bytes, says: str):
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError) as caught:
+        PromptDataset.from_files([tmp_path / name])
+    assert says in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(DatasetError, match=r"there is no dataset file .*nowhere\.jsonl"):
+        PromptDataset.from_files([tmp_path / "nowhere.jsonl"])

@@ -1,0 +1,42 @@
+"""What is pinned, declared and shipped agrees."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import streamrl
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TORCH = re.search(r"^TORCH := torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def pins(*files: str) -> dict[str, str]:
+    lines = [line for file in files for line in (ROOT / "requirements" / file).read_text().splitlines()]
+    parts = (line.partition("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): pin for name, _, pin in parts}
+
+
+def test_the_pinned_versions_satisfy_what_the_project_declares():
+    assert TORCH is not None
+    pinned = pins("cpu.txt") | {"torch": TORCH[1]}
+    for requirement in map(Requirement, PROJECT["dependencies"]):
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
+
+
+def test_nothing_is_pinned_twice():
+    assert not set(pins("cpu.txt")) & set(pins("dev.txt"))
+
+
+def test_the_version_is_in_the_changelog():
+    assert f"## {streamrl.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_licence_is_apache_2():
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Apache License\n" in (ROOT / "LICENSE").read_text()
