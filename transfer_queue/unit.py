@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from transfer_queue.errors import QueueError
+from transfer_queue.errors import Disconnected, QueueError
 from transfer_queue.net.bulk import BulkServer
 from transfer_queue.net.messages import (
     FreeSegments,
@@ -86,40 +86,46 @@ class Unit:
 
 async def serve_unit(
     address: dict[str, str], *, unit: int, directory: Path, endpoint: str, budget: int, segment_bytes: int,
-    stop: asyncio.Event, patience: float = PATIENCE,
+    stop: asyncio.Event, ready: Callable[[], None] = lambda: None, patience: float = PATIENCE,
 ) -> None:  # fmt: skip
-    """Run one unit until `stop` is set or the controller stays away. Its files stay."""
+    """Run one unit until `stop` is set or the controller stays away for `patience` seconds. Its files stay."""
     with contextlib.ExitStack() as closing:
         files = UnitFiles(directory, unit, budget=budget)
         closing.callback(files.close)
         bulk = BulkServer(files, endpoint, read_key(address["key_file"]))
         closing.callback(bulk.close)
         shell = Unit(files, endpoint, segment_bytes)
-        news: asyncio.Queue[Welcome] = asyncio.Queue()
-        transport = await ZmqTransport.connect(
-            address, name=f"unit-{unit}", timeout=patience, on_push=shell.push,
-            on_welcome=lambda welcome, _: news.put_nowait(welcome),
-        )  # fmt: skip
-        work = asyncio.create_task(shell.work(transport))
-        await _register_until_stopped(shell, transport, news, work, stop)
+        serving = asyncio.create_task(_serve(shell, address, ready, patience))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+        for task in (serving, stopped):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+async def _serve(shell: Unit, address: dict[str, str], ready: Callable[[], None], patience: float) -> None:
+    """Register under every epoch of the controller once; raise what ends the unit."""
+    news: asyncio.Queue[Welcome | None] = asyncio.Queue()  # None: the connection was lost
+    transport = await ZmqTransport.connect(
+        address, name=f"unit-{shell.files.unit}", timeout=patience, on_push=shell.push,
+        on_welcome=lambda welcome, _: news.put_nowait(welcome), on_lost=lambda: news.put_nowait(None),
+    )  # fmt: skip
+    work = asyncio.create_task(shell.work(transport))
+    work.add_done_callback(lambda _: news.put_nowait(None))
+    epoch, connected = None, True
+    try:
+        while not work.done():
+            async with asyncio.timeout(None if connected else patience):
+                welcome = await news.get()
+            connected = welcome is not None
+            if welcome is not None and welcome.epoch != epoch:
+                epoch = welcome.epoch
+                await shell.register(transport)
+                ready()
+        work.result()
+    except TimeoutError:
+        raise Disconnected(f"the controller of run {address['run']!r} has been away for {patience:.0f} s") from None
+    finally:
         work.cancel()
         await transport.close()
-
-
-async def _register_until_stopped(
-    shell: Unit, transport: ZmqTransport, news: asyncio.Queue[Welcome], work: asyncio.Task, stop: asyncio.Event
-) -> None:
-    """Register under every epoch of the controller once; raise what ends the unit."""
-    stopped = asyncio.create_task(stop.wait())
-    epoch: int | None = None
-    while not stopped.done():
-        welcome = asyncio.create_task(news.get())
-        await asyncio.wait([stopped, welcome, work], return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-        if not welcome.done():
-            welcome.cancel()
-            break
-        if welcome.result().epoch != epoch:
-            epoch = welcome.result().epoch
-            await shell.register(transport)

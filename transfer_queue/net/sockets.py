@@ -42,6 +42,10 @@ class EventSocket:
         finally:
             self._look_again()
 
+    def drain(self) -> None:
+        """Handle what has already arrived, now."""
+        self._receive()
+
     def close(self, linger_ms: int = 0) -> None:
         if not self.socket.closed:
             self._loop.remove_reader(self._fd)

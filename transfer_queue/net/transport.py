@@ -88,16 +88,15 @@ class Waiters:
         self._orphans: dict[int, Mutation | Query] = {}
         self._next = 0
 
-    def add(self, body: Mutation | Query, timeout: float) -> tuple[int, asyncio.Future[Reply]]:
+    def add(self, body: Mutation | Query, timeout: float) -> tuple[int, _Waiting]:
         self._next += 1
         loop = asyncio.get_running_loop()
         waiting = _Waiting(body, loop.create_future(), loop.time(), timeout)
         self.waiting[self._next] = waiting
-        return self._next, waiting.future
+        return self._next, waiting
 
-    async def result(self, request: int, state: Callable[[], str]) -> Reply:
+    async def result(self, request: int, waiting: _Waiting, state: Callable[[], str]) -> Reply:
         """Await the answer until its deadline."""
-        waiting = self.waiting[request]
         loop = asyncio.get_running_loop()
         timer = loop.call_later(waiting.timeout, self._too_late, request, state)
         try:
@@ -159,6 +158,7 @@ class ZmqTransport:
         self.on_push: Callable[[Push], None] = _ignore
         self.on_welcome: Callable[[Welcome, bool], None] = _ignore
         self.on_orphan: Callable[[Any, Reply], None] = _ignore
+        self.on_lost: Callable[[], None] = _ignore
         self._address = address
         self._endpoint = address["socket"]
         check_endpoint(self._endpoint)
@@ -175,10 +175,11 @@ class ZmqTransport:
     async def connect(
         cls, address: dict[str, str], *, name: str, timeout: float = 30.0,
         on_welcome: Callable[[Welcome, bool], None] = _ignore, on_push: Callable[[Push], None] = _ignore,
+        on_lost: Callable[[], None] = _ignore,
     ) -> ZmqTransport:  # fmt: skip
         """A transport that has been welcomed. Raises DeadlineExceeded, or Invalid for a wrong key or run."""
         transport = cls(address, name)
-        transport.on_push = on_push
+        transport.on_push, transport.on_lost = on_push, on_lost
         welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def first(welcome: Welcome, again: bool) -> None:
@@ -208,10 +209,10 @@ class ZmqTransport:
     async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
         if self._broken is not None:
             raise self._broken
-        request, _ = self._waiters.add(body, timeout)
+        request, waiting = self._waiters.add(body, timeout)
         if self._ready:
             self._send(Request(request, body))
-        return await self._waiters.result(request, self._state)
+        return await self._waiters.result(request, waiting, self._state)
 
     async def greet(self) -> Welcome:
         reply = await self.request(self._hello_body())
@@ -251,6 +252,7 @@ class ZmqTransport:
         elif self._ready:
             self._ready = False
             self._lost_at = asyncio.get_running_loop().time()
+            self.on_lost()
             log.info("client %r lost its connection to %s", self.name, self._endpoint)
 
     def _greet(self) -> None:
@@ -330,9 +332,9 @@ class LocalTransport:
     async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
         if self._closed:
             raise Disconnected(f"client {self.name!r} was closed")
-        request, _ = self._waiters.add(body, timeout)
+        request, waiting = self._waiters.add(body, timeout)
         self._submit(self.client, Request(request, body))
-        return await self._waiters.result(request, lambda: "its clock stands still; call LocalQueue.tick()")
+        return await self._waiters.result(request, waiting, lambda: "its clock stands still; call LocalQueue.tick()")
 
     def say_hello(self) -> None:
         """Become known to the controller; `on_welcome` has run when this returns."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.net.messages import Segment
+from transfer_queue.processes import wait_for_exit
 from transfer_queue.storage.segments import Mapping, make_file, map_segment, segment_file, segment_id, segment_of
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class UnitFiles:
         self.unit = unit
         self.budget = budget
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = lock_file(self.directory / "lock", f"storage unit {unit}")
+        self._lock = lock_file(self.directory / "lock", f"storage unit {unit}", wait=5.0)
         self.incarnation = self._next_incarnation()
         self.nonce = self._read_or_make_nonce()
         self._counter = itertools.count()
@@ -191,15 +192,27 @@ def replace_file(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def lock_file(path: Path, who: str) -> int:
-    """Take the lock `path` for this process' life: the open file. Raises Invalid naming the holder."""
+def lock_file(path: Path, who: str, *, wait: float = 0.0) -> int:
+    """Take the lock `path` for this process' life: the open file.
+
+    Waits up to `wait` seconds for a holder that is about to end. Raises Invalid naming it.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise Invalid(f"{path} is held by process {holder}: end it before {who} is started here again") from None
+    if not try_lock(fd):
+        holder = os.pread(fd, 20, 0).decode(errors="replace").strip()
+        gone = wait > 0 and holder.isdigit() and wait_for_exit(int(holder), wait)
+        if not (gone and try_lock(fd)):
+            os.close(fd)
+            raise Invalid(f"{path} is held by process {holder or '?'}: end it before {who} is started here again")
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd
+
+
+def try_lock(fd: int) -> bool:
+    """Take the lock of an open file, if nobody has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""What a process needs that is started and watched by another one: dying with its parent, saying that it is ready,
+waiting for a process without being its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import select
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when `parent` (the thread in it that started us) ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the call
+        sys.exit(f"parent process {parent} is already gone")
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set, in the running loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+class ReadyPipe:
+    """The child's end of the pipe by which it tells its parent, once, that it serves."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def say(self) -> None:
+        if self._fd is not None:
+            os.write(self._fd, b"ready")
+            os.close(self._fd)
+            self._fd = None
+
+
+def exited(pid: int) -> asyncio.Future[None]:
+    """A future that is done when process `pid` has ended. It need not be a child."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        future.set_result(None)
+        return future
+
+    def end() -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+        if not future.done():
+            future.set_result(None)
+
+    def cancelled(_: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            end()
+
+    loop.add_reader(fd, end)
+    future.add_done_callback(cancelled)
+    return future
+
+
+def wait_for_exit(pid: int, timeout: float) -> bool:
+    """Block until process `pid` has ended; whether it has within `timeout` seconds."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        return bool(poller.poll(timeout * 1000))
+    finally:
+        os.close(fd)

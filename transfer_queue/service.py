@@ -1,0 +1,292 @@
+"""A queue on this node: starts the controller and the storage units, and starts them again whenever they die.
+
+    service = QueueService(run_directory / "queue", units=2)
+    address = service.start()          # give it to QueueClient.connect, in any process on this node
+    service.stop(clean=True)
+
+What makes it survive: the controller's journal is in `directory`, the segments are in storage, and both processes hold
+nothing else. So a killed process is simply started again, and a killed service is started again on its `directory`;
+clients notice a pause. All children die with this process (also by SIGKILL).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid
+from transfer_queue.net.loop import LoopThread
+from transfer_queue.net.sockets import MAX_IPC_PATH
+from transfer_queue.processes import exited
+from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
+from transfer_queue.storage.place import choose_storage
+from transfer_queue.storage.unit_files import lock_file, replace_file
+
+log = logging.getLogger(__name__)
+
+SHORT_LIFE = 1.0
+"""A process that lived shorter than this (seconds) is started again only after a pause, up to LONGEST_PAUSE."""
+
+LONGEST_PAUSE = 2.0
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    arguments: list[str]
+    process: subprocess.Popen | None = None
+    restarts: int = 0
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class QueueService:
+    """See the module. Methods may be called from any thread; the supervision has an event loop of its own."""
+
+    def __init__(
+        self, directory: str | Path, *, storage_dir: str | Path | None = None, units: int = 2,
+        unit_budget_bytes: int | None = None, segment_bytes: int = 8 << 20, key: bytes | None = None,
+        fsync: bool = False,
+    ) -> None:  # fmt: skip
+        """`directory` keeps journal, key and logs. `storage_dir` is where segments go (default: /dev/shm if it has the
+        room, else the temporary directory). Raises Invalid if something cannot work; nothing is started yet."""
+        if units < 1:
+            raise Invalid(f"a queue needs at least one storage unit, got {units}")
+        self.directory = Path(directory).absolute()
+        self._units = units
+        self._segment_bytes = segment_bytes
+        self._fsync = fsync
+        self._lock: int | None = None
+        self._storage_lock: int | None = None
+        parent, self._budget = choose_storage(storage_dir, units, unit_budget_bytes)
+        self._prepare(parent, key)
+        self.address = read_address(self.directory)
+        self._children: list[_Child] = []
+        self._tasks: list[asyncio.Task] = []
+        self._thread: LoopThread | None = None
+        self._guard = threading.Lock()
+
+    def start(self, timeout: float = 20.0) -> dict[str, str]:
+        """Start all processes and return the address once they serve. Raises DeadlineExceeded, Disconnected."""
+        with self._guard:
+            if self._thread is not None:
+                return self.address
+            self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=5.0)
+            self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=5.0)
+            self._thread = LoopThread("queue-service")
+            try:
+                self._thread.run(self._start(timeout))
+            except BaseException:
+                self._stop(clean=False)
+                raise
+            return self.address
+
+    def stop(self, *, clean: bool = False) -> None:
+        """End all processes. With `clean` the stored bytes go too; else a QueueService on this directory goes on."""
+        with self._guard:
+            self._stop(clean=clean)
+
+    async def astart(self, timeout: float = 20.0) -> dict[str, str]:
+        """`start` for callers with an event loop."""
+        return await asyncio.to_thread(self.start, timeout)
+
+    async def astop(self, *, clean: bool = False) -> None:
+        """`stop` for callers with an event loop."""
+        await asyncio.to_thread(lambda: self.stop(clean=clean))
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: controller, unit-0, ... A process that is being restarted is left out."""
+        alive = [(child.name, child.process) for child in self._children]
+        return {name: process.pid for name, process in alive if process is not None and process.returncode is None}
+
+    def restarts(self) -> dict[str, int]:
+        """How often each process was started again."""
+        return {child.name: child.restarts for child in self._children}
+
+    def __enter__(self) -> QueueService:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(clean=True)
+
+    # --- directories -----------------------------------------------------------------------------------------
+
+    def _prepare(self, parent: Path, key: bytes | None) -> None:
+        """Make or find again: run.json, key, the sockets' directory and the storage's."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_leftovers(parent)
+        known = _read_run(self.directory)
+        run = known.get("run") or secrets.token_hex(6)
+        self._storage = Path(known.get("storage") or parent / f"{PREFIX}{run}")
+        self._storage.mkdir(mode=0o700, exist_ok=True, parents=True)
+        replace_file(self._storage / "owner", str(self.directory))
+        self._sockets = _sockets_directory(self.directory, known.get("sockets"))
+        if not (self.directory / "key").exists() or key is not None:
+            replace_file(self.directory / "key", (key or secrets.token_bytes(32)).hex())
+        description = {"run": run, "storage": str(self._storage), "sockets": str(self._sockets)}
+        replace_file(self.directory / "run.json", json.dumps(description))
+
+    def _remove_storage(self) -> None:
+        shutil.rmtree(self._storage, ignore_errors=True)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    # --- processes -------------------------------------------------------------------------------------------
+
+    async def _start(self, timeout: float) -> None:
+        self._children = [_Child("controller", self._controller_arguments())]
+        self._children += [_Child(f"unit-{i}", self._unit_arguments(i)) for i in range(self._units)]
+        self._tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
+        ready = [asyncio.create_task(child.ready.wait()) for child in self._children]
+        _, late = await asyncio.wait(ready, timeout=timeout)
+        for task in late:
+            task.cancel()
+        if late:
+            missing = [child.name for child in self._children if not child.ready.is_set()]
+            tails = "; ".join(f"{name}: {self._log_tail(name)}" for name in missing)
+            raise DeadlineExceeded(f"queue service in {self.directory} waited {timeout:.0f} s for {missing}: {tails}")
+
+    async def _supervise(self, child: _Child) -> None:
+        """Keep one process running, for ever."""
+        loop = asyncio.get_running_loop()
+        pause = 0.0
+        while True:
+            started = loop.time()
+            await self._run_once(child)
+            code, lived = child.process.returncode if child.process else None, loop.time() - started
+            pause = 0.0 if lived > SHORT_LIFE else min(LONGEST_PAUSE, max(0.05, 2 * pause))
+            child.restarts += 1
+            log.warning("%s ended (%s) after %.1f s; starting it again in %.2f s", child.name, code, lived, pause)
+            await asyncio.sleep(pause)
+
+    async def _run_once(self, child: _Child) -> None:
+        """Start the process and wait for its end."""
+        ready_read, ready_write = os.pipe()
+        command = [
+            sys.executable, "-m", "transfer_queue", "serve", *child.arguments,
+            "--parent", str(os.getpid()), "--ready-fd", str(ready_write),
+        ]  # fmt: skip
+        # Started by this very thread, which lives as long as the service: the child dies with it (die_with_parent).
+        with open(self.directory / f"{child.name}.log", "ab") as output:  # noqa: ASYNC230
+            child.process = subprocess.Popen(  # noqa: ASYNC220
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(ready_write,),
+                env=_environment(), start_new_session=True,
+            )  # fmt: skip
+        os.close(ready_write)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ready_read, _take_ready, loop, ready_read, child.ready)
+        await exited(child.process.pid)
+        child.process.wait()
+
+    async def _end_children(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for child in reversed(self._children):
+            if child.process is not None and child.process.returncode is None:
+                child.process.terminate()
+        for child in reversed(self._children):
+            await self._end(child)
+
+    async def _end(self, child: _Child) -> None:
+        process = child.process
+        if process is None or process.returncode is not None:
+            return
+        await asyncio.wait([exited(process.pid)], timeout=3.0)
+        if process.poll() is None:
+            log.warning("%s does not end; killing it", child.name)
+            process.kill()
+            await exited(process.pid)
+            process.wait()
+
+    def _stop(self, *, clean: bool) -> None:
+        if self._thread is not None:
+            self._thread.run(self._end_children())
+            self._thread.close()
+            self._thread = None
+        if clean:
+            self._remove_storage()
+        for lock in (self._storage_lock, self._lock):
+            if lock is not None:
+                os.close(lock)
+        self._storage_lock = self._lock = None
+
+    def _common(self) -> list[str]:
+        return [
+            "--run", self.address["run"], "--key-file", self.address["key_file"], "--socket", self.address["socket"],
+            "--segment-bytes", str(self._segment_bytes),
+        ]  # fmt: skip
+
+    def _controller_arguments(self) -> list[str]:
+        fsync = ["--fsync"] if self._fsync else []
+        return ["controller", *self._common(), "--directory", str(self.directory), *fsync]
+
+    def _unit_arguments(self, unit: int) -> list[str]:
+        return [
+            "unit", *self._common(), "--directory", str(self._storage / f"unit-{unit}"), "--unit", str(unit),
+            "--endpoint", f"ipc://{self._sockets}/u{unit}", "--budget", str(self._budget),
+        ]  # fmt: skip
+
+    def _log_tail(self, name: str) -> str:
+        path = self.directory / f"{name}.log"
+        lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+        return lines[-1] if lines else "wrote no log"
+
+
+def read_address(directory: str | Path) -> dict[str, str]:
+    """The address of the queue service in `directory`. Raises Disconnected if there is none."""
+    directory = Path(directory).absolute()
+    known = _read_run(directory)
+    if not known:
+        raise Disconnected(f"no queue in {directory}: its run.json is missing; start a QueueService there")
+    return {"run": known["run"], "socket": f"ipc://{known['sockets']}/c", "key_file": str(directory / "key")}
+
+
+def _read_run(directory: Path) -> dict[str, str]:
+    path = directory / "run.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _sockets_directory(directory: Path, known: str | None) -> Path:
+    """A private directory whose socket paths are short enough: the one used before, if it is still there."""
+    if known is not None and _is_private(Path(known)):
+        return Path(known)
+    near = directory / "sockets"
+    if len(os.fsencode(near)) + len("/u1023") <= MAX_IPC_PATH:
+        near.mkdir(mode=0o700, exist_ok=True)
+        near.chmod(0o700)
+        return near
+    return Path(tempfile.mkdtemp(prefix="tq-", dir="/tmp"))
+
+
+def _is_private(directory: Path) -> bool:
+    try:
+        info = directory.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not stat.S_IMODE(info.st_mode) & 0o077
+
+
+def _environment() -> dict[str, str]:
+    """This process' environment, in which the child finds the same transfer_queue and starts one thread."""
+    here = str(Path(__file__).parent.parent)
+    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
+
+
+def _take_ready(loop: asyncio.AbstractEventLoop, fd: int, ready: asyncio.Event) -> None:
+    """The child wrote that it serves, or closed its end without."""
+    if os.read(fd, 16):
+        ready.set()
+    loop.remove_reader(fd)
+    os.close(fd)
