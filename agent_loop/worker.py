@@ -88,7 +88,7 @@ class AgentLoopWorker:
         self.counts: Counter[str] = Counter()
         """Totals since the start: sessions_finished, sessions_failed, sessions_interrupted, rows, groups_closed,
         groups_lost, groups_returned."""
-        self._queue = queue
+        self.queue = queue
         self._config = config
         reward = (
             RewardFunction(
@@ -173,7 +173,7 @@ class AgentLoopWorker:
         while True:
             await self._wait_for_room()
             try:
-                leased = await self._queue.lease(
+                leased = await self.queue.lease(
                     partition, TASK, groups=1, wait=self._config.lease_wait, holder=self.name
                 )
             except DeadlineExceeded:
@@ -202,7 +202,7 @@ class AgentLoopWorker:
 
     async def _run_group(self, partition: str, leased: Leased, group: Group) -> None:
         run = GroupRun(
-            queue=self._queue, runner=self._runner, find_loop=self.find_loop, slots=self._slots, partition=partition,
+            queue=self.queue, runner=self._runner, find_loop=self.find_loop, slots=self._slots, partition=partition,
             group=group, token=leased.token, ttl=leased.ttl, counts=self.counts,
         )  # fmt: skip
         try:
@@ -216,7 +216,7 @@ class AgentLoopWorker:
         """Groups in hand, and a grant whose answer we did not wait for, go to others at once."""
         try:
             async with asyncio.timeout(5.0):
-                await self._queue.release_holder(self.name)
+                await self.queue.release_holder(self.name)
         except (Disconnected, DeadlineExceeded, TimeoutError) as error:
             logger.warning("worker %s could not release its leases, they will run out: %s", self.name, error)
 

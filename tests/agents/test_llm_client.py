@@ -8,8 +8,8 @@ import pytest
 
 from agent_loop.llm.client import NoServer, Patience, RoutedClient
 from agent_loop.llm.protocol import ContextOverflow, Generation, SamplingParams, ServerDied
+from streamrl.rollout.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, generation
-from tests.agents.virtual_clock import run_virtual
 
 PROMPT = [1, 2, 3]
 QUICK = Patience(healthy=10.0, answer=30.0)

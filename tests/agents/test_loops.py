@@ -12,8 +12,8 @@ from agent_loop.llm.protocol import SamplingParams
 from agent_loop.loop import AgentContext, Budgets, load_agent_loop
 from agent_loop.tools.base import Tool, ToolContext, ToolError, load_tool
 from agent_loop.trajectory import Trajectory
+from streamrl.rollout.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, byte_chat, says
-from tests.agents.virtual_clock import run_virtual
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expr": "17*23"}}</tool_call>'
 ROW: dict[str, Any] = {"raw_prompt": [{"role": "user", "content": "17 * 23 = ?"}], "tools_kwargs": None}

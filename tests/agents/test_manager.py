@@ -10,8 +10,8 @@ import pytest
 
 from agent_loop.manager import AgentLoopManager, TaskSpawner, TaskWorker, WorkersKeepDying
 from agent_loop.worker import AgentLoopWorker
+from streamrl.rollout.virtual_clock import run_virtual
 from tests.agents.farm import Farm, farm
-from tests.agents.virtual_clock import run_virtual
 
 
 def spawner(f: Farm, **changes: Any) -> TaskSpawner:

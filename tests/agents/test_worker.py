@@ -14,9 +14,11 @@ from agent_loop.plugins import PluginError
 from agent_loop.trajectory import Trajectory
 from streamrl.monitor.events import Event
 from streamrl.monitor.schema import check_events
+from streamrl.rollout.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, says
 from tests.agents.farm import CALL, CHAT, TASKS, config, farm
-from tests.agents.virtual_clock import run_virtual
+from transfer_queue.errors import Disconnected
+from transfer_queue.net.messages import Token
 
 
 @AGENT_LOOPS.register("test_custom")
@@ -222,12 +224,62 @@ def test_a_lost_lease_ends_the_group_silently() -> None:
         async with farm("= 391", seconds=100.0) as f:
             await f.admit(["stale", "fresh"], n=2)
             worker = f.start(default_agent_loop="single_turn_agent")
+            settled = asyncio.ensure_future(f.settled(2))
             await asyncio.sleep(10)
             await f.trainer.drop("train", ["stale"], "stale")
-            groups = await f.settled(2)
+            groups = await settled
             assert (groups["stale"].state, groups["fresh"].state) == ("dropped", "ready")
             assert worker.counts["groups_lost"] == 1
             assert len(f.server.aborted) == 2, "their slots are free at once"
+
+    run_virtual(main())
+
+
+def test_a_worker_that_slept_too_long_writes_nothing_and_forgets_the_group() -> None:
+    async def main() -> None:
+        async with farm("= 391", seconds=100.0) as f:
+            await f.admit(["u"])
+            zombie = f.worker("zombie", max_sessions=2, default_agent_loop="single_turn_agent")
+
+            async def renew(partition: str, token: Token) -> None:
+                await asyncio.sleep(1000)
+
+            zombie.queue.renew = renew
+            f.tasks.create_task(zombie.run())
+            await asyncio.sleep(20)
+            f.start("agent-0", max_sessions=2, default_agent_loop="single_turn_agent")
+            group = (await f.settled(1))["u"]
+            assert (group.state, group.attempt, len(group.rows)) == ("ready", 1, 2)
+            assert zombie.counts["sessions_finished"] == 0
+            assert zombie.counts["groups_lost"] == 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("gone", [60.0, 1000.0])
+def test_a_worker_outlives_a_queue_that_comes_back_and_gives_up_on_one_that_does_not(gone: float) -> None:
+    async def main() -> None:
+        async with farm("= 391") as f:
+            worker = f.worker(default_agent_loop="single_turn_agent", queue_patience=120.0)
+            lease = worker.queue.lease
+
+            async def flaky(*args: Any, **kwargs: Any) -> Any:
+                if asyncio.get_running_loop().time() < gone:
+                    raise Disconnected("the controller cannot be reached")
+                return await lease(*args, **kwargs)
+
+            worker.queue.lease = flaky
+            await f.admit(["u"])
+            run = asyncio.ensure_future(worker.run())
+            await asyncio.wait([run], timeout=500)
+            assert run.done() == (gone > 120)
+            if run.done():
+                error = run.exception()
+                assert isinstance(error, ExceptionGroup)
+                assert "worker agent-0 could not lease from 'train' for 12" in error.exceptions[0].__notes__[0]
+            else:
+                assert worker.counts["groups_closed"] == 1
+                await worker.stop()
 
     run_virtual(main())
 
