@@ -9,13 +9,12 @@ PYTEST_ARGS ?=
 # Every torch process runs one thread: two beside a busy process are a hundred times slower on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv demo test lint format clean
+.PHONY: help venv demo test lint clean
 
 help:
 	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
 	@echo "make test    the test suite (PYTEST_ARGS='tests/config -k ...' narrows it)"
 	@echo "make lint    ruff, types, import direction"
-	@echo "make format  ruff's formatter and fixes"
 	@echo "make venv    only the environment, in .venv"
 	@echo "make clean   removes .venv and caches; keeps runs/"
 
@@ -29,10 +28,6 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
-
-format: venv
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
 
 venv: $(VENV)/.installed
 
