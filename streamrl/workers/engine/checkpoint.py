@@ -1,0 +1,99 @@
+"""Sharded checkpoints without pickle, loadable on any number of ranks.
+
+    shards/shard-0000N-model-*.safetensors   each rank's part of model.*, exp_avg.*, exp_avg_sq.*   (torch DCP, its
+                                             safetensors storage: offsets stand in the files' headers)
+    rng/<rank>.safetensors                   generator states
+    state.json                               format, world size, optimizer step
+
+torch's default DCP storage keeps a pickle beside its tensors; this one does not. Scalars are JSON. A directory is
+complete when `save` has returned on all ranks; who calls it makes the whole visible at once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+FORMAT = 1
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, rank: int) -> None:
+    """Collective. Overwrites what an unfinished save left in `directory`."""
+    shards, rng = directory / "shards", directory / "rng"
+    if rank == 0:
+        for path in (shards, rng):
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
+    dist.barrier()
+    step = _adam_step(optimizer)
+    if step == 0:
+        _ready_optimizer(model, optimizer, 0)
+    writer = HuggingFaceStorageWriter(str(shards), save_distributed=True)
+    state_dict_saver.save(_tensors(model, optimizer), storage_writer=writer)
+    save_file(_rng_states(), rng / f"{rank:05d}.safetensors")
+    if rank == 0:
+        state = {"format": FORMAT, "world_size": dist.get_world_size(), "optimizer_step": step}
+        (directory / "state.json").write_text(json.dumps(state))
+    dist.barrier()
+
+
+def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, rank: int) -> None:
+    """Collective. Raises FileNotFoundError, ValueError when `directory` is no checkpoint of this model."""
+    path = directory / "state.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} holds no finished actor checkpoint (no state.json)")
+    state = json.loads(path.read_text())
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {state.get('format')!r}, this version reads {FORMAT}")
+    _ready_optimizer(model, optimizer, int(state["optimizer_step"]))
+    state_dict_loader.load(
+        _tensors(model, optimizer), storage_reader=HuggingFaceStorageReader(str(directory / "shards"))
+    )
+    own = directory / "rng" / f"{rank:05d}.safetensors"
+    if own.is_file():  # a rank that did not exist at the save keeps its seed
+        _set_rng_states(load_file(own))
+    dist.barrier()
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """One flat dict of (sharded) tensors; loading copies into them in place."""
+    tensors: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"model.{name}"] = parameter.detach()
+        for moment in MOMENTS:
+            tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+    return tensors
+
+
+def _ready_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """The state that AdamW itself would make at its first step, at `step`."""
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
+            **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS},
+        }
+
+
+def _adam_step(optimizer: torch.optim.Optimizer) -> int:
+    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+
+
+def _rng_states() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    return states | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
+
+
+def _set_rng_states(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

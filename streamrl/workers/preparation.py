@@ -1,0 +1,77 @@
+"""What each token counts and by how much, before an engine sees it. Pure functions; numpy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from streamrl.algorithms.off_policy import age_mask, token_age
+from streamrl.single_controller.dispatch import MINI_BATCH, MINI_BATCHES
+from streamrl.single_controller.metrics import Mean, Metric, Peak
+from streamrl.workers.batch import Rows
+
+
+def loss_masks(
+    keys: list[str], masks: list[np.ndarray], versions: list[np.ndarray] | None, info: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """f32[R] per row: `response_mask`, less the rows in `info["excluded"]`, less tokens older than `info["max_age"]`
+    versions when `info["version"]` is trained (`versions` are the tokens' stamps)."""
+    excluded = set(info.get("excluded") or ())
+    found = []
+    for i, (key, mask) in enumerate(zip(keys, masks, strict=True)):
+        kept = np.zeros_like(mask) if key in excluded else mask
+        if versions is not None:
+            kept = age_mask(kept, versions[i], version=int(info["version"]), max_age=int(info["max_age"]))
+        found.append(kept.astype(np.float32))
+    return found
+
+
+def token_advantages(keys: list[str], masks: list[np.ndarray], info: Mapping[str, Any]) -> list[np.ndarray]:
+    """f32[R] per row: its scalar from `info["advantages"]` at each token with mask 1.
+
+    Raises ValueError for a row that counts and has none, or none that is finite.
+    """
+    advantages = info.get("advantages") or {}
+    found = []
+    for key, mask in zip(keys, masks, strict=True):
+        value = advantages.get(key, 0.0 if not mask.any() else math.nan)
+        if not math.isfinite(value):
+            raise ValueError(
+                f"row {key} counts in the loss but its advantage is {advantages.get(key)}; give a finite one"
+            )
+        found.append((mask * np.float32(value)).astype(np.float32))
+    return found
+
+
+def mini_batch_rows(keys: list[str], info: Mapping[str, Any]) -> list[list[int]]:
+    """Per mini-batch of the whole batch, this rank's rows of it (may be none)."""
+    index = info.get(MINI_BATCH) or {}
+    batches: list[list[int]] = [[] for _ in range(int(info.get(MINI_BATCHES, 1)))]
+    for i, key in enumerate(keys):
+        batches[int(index.get(key, 0))].append(i)
+    return batches
+
+
+def sizes(rows: Rows, batches: Iterable[list[int]]) -> np.ndarray:
+    """f64[mini-batches, 2]: tokens with loss mask 1, and rows with at least one, on this rank."""
+    tokens = np.array([float(mask.sum()) for mask in rows.columns["loss_mask"]])
+    return np.array([[tokens[b].sum(), (tokens[b] > 0).sum()] for b in batches], np.float64).reshape(-1, 2)
+
+
+def mask_metrics(
+    masks: list[np.ndarray], loss: list[np.ndarray], versions: list[np.ndarray] | None, info: Mapping[str, Any]
+) -> dict[str, Metric]:
+    """How many sampled tokens count, and how old they are."""
+    sampled = float(sum(int(mask.sum()) for mask in masks))
+    kept = float(sum(float(mask.sum()) for mask in loss))
+    found: dict[str, Metric] = {"loss_mask/ratio": Mean(kept, sampled)}
+    if versions is not None:
+        ages = [token_age(v, int(info["version"]))[m > 0] for v, m in zip(versions, masks, strict=True)]
+        flat = np.concatenate(ages) if ages else np.zeros(0, np.int64)
+        found["training/off_policy/token_staleness/mean"] = Mean(float(flat.sum()), float(flat.size))
+        found["training/off_policy/token_staleness/max"] = Peak(float(flat.max(initial=0)))
+        found["training/off_policy/masked_ratio"] = Mean(float((flat > int(info["max_age"])).sum()), float(flat.size))
+    return found
