@@ -1,47 +1,69 @@
-"""What a server tells the monitor: a hook of two arguments, and spans of busy time.
+"""What a server tells the monitor, in the names of `streamrl/monitor/schema.py`.
 
-Events: `rollout.started` {version, slots}, `rollout.busy` {seconds, tokens} (a span that ends now),
-`rollout.weights` {version, seconds}, `rollout.died` {reason}.
+    span  server_busy     {server, tokens}      the engine had running requests
+    span  server_weights  {server, version}     the engine loaded new weights
+    state server          {server}              "started", or "died: reason"
+
+An `EventLog` is a `ServerEvents`; a test may pass any object with these two methods.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
-EventHook = Callable[[str, dict[str, Any]], None]
+from typing import Any, Protocol
 
 SPAN_SECONDS = 1.0
-"""An engine that never idles still reports this often, so that views are at most so far behind."""
+"""A server that is never idle still reports about this often, so that views are no further behind."""
 
 
-def no_events(name: str, fields: dict[str, Any]) -> None:
-    """The hook of a server nobody watches."""
+class ServerEvents(Protocol):
+    def span_at(self, name: str, start: float, end: float, /, **fields: Any) -> None: ...
+
+    def state(self, name: str, value: str | float, /, **labels: Any) -> None: ...
 
 
-class BusyMeter:
-    """Sums the time of steps and reports it in spans; used from the engine's thread only."""
+class NoEvents:
+    """Of a server nobody watches."""
 
-    def __init__(self, emit: EventHook) -> None:
-        self.total = 0.0
-        self._emit = emit
-        self._span = 0.0
+    def span_at(self, name: str, start: float, end: float, /, **fields: Any) -> None: ...
+
+    def state(self, name: str, value: str | float, /, **labels: Any) -> None: ...
+
+
+class Reporter:
+    """One server's events, and its busy time: stretches with running requests, joined into spans of a second or more.
+
+    Times are those of the caller's clock: `time.monotonic` for an engine, the loop's for the simulation.
+    """
+
+    def __init__(self, server: str, events: ServerEvents | None) -> None:
+        self.busy_seconds = 0.0
+        self._server = server
+        self._events = events or NoEvents()
+        self._start = self._end = 0.0
         self._tokens = self._tokens_before = 0
+        self._open = False
 
-    def add(self, running: bool, began: float, tokens: int) -> None:
-        """A step that began at `began` (perf_counter) has just ended; `tokens` were generated since the start."""
-        if not running:
-            return
-        seconds = time.perf_counter() - began
-        self.total += seconds
-        self._span += seconds
-        self._tokens = tokens
-        if self._span >= SPAN_SECONDS:
-            self.flush()
+    def started(self) -> None:
+        self._events.state("server", "started", server=self._server)
 
-    def flush(self) -> None:
-        """Report the span so far, if any."""
-        if self._span:
-            self._emit("rollout.busy", {"seconds": self._span, "tokens": self._tokens - self._tokens_before})
-        self._span, self._tokens_before = 0.0, self._tokens
+    def died(self, reason: str) -> None:
+        self._events.state("server", f"died: {reason}", server=self._server)
+
+    def weights(self, start: float, end: float, version: int) -> None:
+        self._events.span_at("server_weights", start, end, server=self._server, version=version)
+
+    def busy(self, start: float, end: float, tokens: int) -> None:
+        """Requests were running from `start` to `end`; `tokens` were generated since the server started."""
+        self.busy_seconds += end - start
+        if not self._open:
+            self._open, self._start = True, start
+        self._end, self._tokens = end, tokens
+        if self._end - self._start >= SPAN_SECONDS:
+            self.idle()
+
+    def idle(self) -> None:
+        """Nothing runs any more: report the span so far, if there is one."""
+        if self._open:
+            made = self._tokens - self._tokens_before
+            self._events.span_at("server_busy", self._start, self._end, server=self._server, tokens=made)
+        self._open, self._tokens_before = False, self._tokens

@@ -1,7 +1,7 @@
 """Batched sampling of one token per row, with log-probs and seeds that do not depend on the batch.
 
-A row's randomness is one uniform number per token, a pure function of (seed, absolute position of the token): numbers
-come from a counter-based generator of the request's own. So a request gives the same tokens whoever shares its batch,
+A row's randomness is one uniform number per token, a pure function of (seed, absolute position of the token), see
+`noise.py`. So a request gives the same tokens whoever shares its batch,
 and one that was aborted and continues elsewhere with the same seed, its tokens now part of the prompt, goes on as if
 nothing had happened.
 """
@@ -11,21 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from agent_loop.llm.protocol import SamplingParams
-
-_WORD = (1 << 64) - 1
-
-
-def uniforms(seed: int, stream: int, start: int, count: int) -> list[float]:
-    """`count` numbers in [0, 1), exact in float32, for the positions `start`... of the stream (seed, stream)."""
-    # The raw words of a bit generator are stable across numpy versions; the distributions built on them are not.
-    key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
-    words = np.random.Philox(key=key).random_raw(start + count)[start:]
-    return ((words >> np.uint64(40)) * 2.0**-24).tolist()
 
 
 @dataclass(frozen=True, slots=True)

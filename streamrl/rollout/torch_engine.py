@@ -27,10 +27,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from agent_loop.llm.protocol import ContextOverflow, Generation, SamplingParams, ServerDied, ServerLoad
+from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad
 from streamrl.rollout.batch_engine import BatchEngine, Request
-from streamrl.rollout.events import BusyMeter, EventHook, no_events
-from streamrl.rollout.sampling import uniforms
+from streamrl.rollout.events import Reporter, ServerEvents
+from streamrl.rollout.noise import Streams, uniforms
+from streamrl.rollout.requests import check_request
 from streamrl.weight_sync import WeightError, WeightStore
 from streamrl.weight_sync.load import load_into
 from streamrl.weight_sync.shared_memory import read_weights
@@ -65,7 +66,8 @@ class TorchServer:
         dtype: str = "float32",
         seed: int = 0,
         weights_dir: str | None = None,
-        on_event: EventHook = no_events,
+        server: str = "server-0",
+        events: ServerEvents | None = None,
     ) -> None:
         """Load the model, then the newest weights of `weights_dir` if there are any; ready to serve on return.
 
@@ -77,9 +79,8 @@ class TorchServer:
             load_into(model, newest[1])
         version = newest[0].version if newest else 0
         self._engine = BatchEngine(model, slots=max_num_seqs, max_len=max_model_len, version=version)
-        self._seed, self._unseeded = seed, 0
-        self._emit = on_event
-        self._busy = BusyMeter(on_event)
+        self._streams = Streams(seed)
+        self._report = Reporter(server, events)
         self._inbox: deque[Request | _Command] = deque()
         self._wake = threading.Condition()
         self._open: dict[str, Request] = {}
@@ -87,15 +88,17 @@ class TorchServer:
         self._failure: BaseException | None = None
         self._last_step = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
-        self._emit("rollout.started", {"version": version, "slots": max_num_seqs})
+        self._report.started()
         self._thread.start()
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
         """One call; cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
         self._check_alive()
-        self._check_request(request_id, prompt_ids, sampling)
-        self._unseeded += sampling.seed is None
-        seed, stream = (self._seed, self._unseeded) if sampling.seed is None else (sampling.seed, 0)
+        engine = self._engine
+        check_request(prompt_ids, sampling, max_model_len=engine.max_len, vocab_size=engine.decoder.vocab_size)
+        if request_id in self._open:
+            raise ValueError(f"request id {request_id!r} is already open here; ids must be unique per server")
+        seed, stream = self._streams.of(sampling.seed)
         noise = uniforms(seed, stream, len(prompt_ids), sampling.max_tokens)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         request = Request(request_id, list(prompt_ids), sampling, noise, owner=future)
@@ -135,7 +138,7 @@ class TorchServer:
             slots=engine.slots,
             weight_version=engine.version,
             tokens_generated=engine.tokens_generated,
-            busy_seconds=self._busy.total,
+            busy_seconds=self._report.busy_seconds,
         )
 
     async def close(self) -> None:
@@ -152,18 +155,17 @@ class TorchServer:
     def _run(self) -> None:
         try:
             while self._receive():
-                began = time.perf_counter()
-                running = self._engine.has_work
+                began = time.monotonic()
                 ended = self._engine.step()
                 self._last_step = time.monotonic()
-                self._busy.add(running, began, self._engine.tokens_generated)
+                self._report.busy(began, self._last_step, self._engine.tokens_generated)
                 self._answer(ended)
         except BaseException as error:  # the root of the thread: feeds the failure channel
             logger.exception("the engine thread failed")
             self._failure = error
-            self._emit("rollout.died", {"reason": repr(error)})
+            self._report.died(repr(error))
         finally:
-            self._busy.flush()
+            self._report.idle()
             self._fail_open()
 
     def _receive(self) -> bool:
@@ -171,7 +173,7 @@ class TorchServer:
         while True:
             with self._wake:
                 if not self._closing and not self._inbox and (self._paused or not self._engine.has_work):
-                    self._busy.flush()
+                    self._report.idle()
                     self._wake.wait_for(lambda: self._inbox or self._closing)
                     self._last_step = time.monotonic()
                 if self._closing:
@@ -208,10 +210,10 @@ class TorchServer:
         return len(gone)
 
     def _update(self, path: str, version: int) -> None:
-        began = time.perf_counter()
+        began = time.monotonic()
         load_into(self._engine.model, read_weights(path))
         self._engine.version = version
-        self._emit("rollout.weights", {"version": version, "seconds": time.perf_counter() - began})
+        self._report.weights(began, time.monotonic(), version)
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
@@ -252,31 +254,6 @@ class TorchServer:
     def _check_alive(self) -> None:
         if self._closing or not self._thread.is_alive():
             raise self._death()
-
-    def _check_request(self, request_id: str, prompt: list[int], sampling: SamplingParams) -> None:
-        engine = self._engine
-        if request_id in self._open:
-            raise ValueError(f"request id {request_id!r} is already running here; ids must be unique per server")
-        check_request(prompt, sampling, max_model_len=engine.max_len)
-        vocab = engine.decoder.vocab_size
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            bad = next(t for t in prompt if not 0 <= t < vocab)
-            raise ValueError(f"prompt token {bad} is outside the model's vocabulary of {vocab}; another tokenizer's?")
-
-
-def check_request(prompt: list[int], sampling: SamplingParams, *, max_model_len: int) -> None:
-    """Raise ContextOverflow or ValueError for a request that no engine could serve."""
-    if not prompt:
-        raise ValueError("empty prompt: at least one token is needed to generate from")
-    if sampling.max_tokens < 1:
-        raise ValueError(f"max_tokens {sampling.max_tokens}: a call generates at least one token")
-    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
-        raise ValueError(f"temperature {sampling.temperature} must be >= 0 and top_p {sampling.top_p} in (0, 1]")
-    if len(prompt) + sampling.max_tokens > max_model_len:
-        raise ContextOverflow(
-            f"prompt of {len(prompt)} tokens + max_tokens {sampling.max_tokens} > max_model_len {max_model_len}; "
-            "lower max_tokens or shorten the history"
-        )
 
 
 def load_model(path: str, *, device: str, dtype: str, max_model_len: int) -> Any:

@@ -12,7 +12,8 @@ import torch
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied
 from streamrl.rollout.batch_engine import BatchEngine, Request
 from streamrl.rollout.decoder import UnsupportedModel, check_supported
-from streamrl.rollout.sampling import Knobs, sample, uniforms
+from streamrl.rollout.noise import uniforms
+from streamrl.rollout.sampling import Knobs, sample
 from streamrl.rollout.torch_engine import TorchServer, load_model
 from streamrl.weight_sync import WeightsMismatch
 from streamrl.weight_sync.load import load_into
@@ -210,11 +211,23 @@ def test_weights_that_do_not_fit_change_nothing(model_dirs: dict[str, str], chan
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
+class Events:
+    def __init__(self) -> None:
+        self.states: list[str | float] = []
+        self.spans: list[tuple[str, float, float, dict[str, Any]]] = []
+
+    def span_at(self, name: str, start: float, end: float, /, **fields: Any) -> None:
+        self.spans.append((name, start, end, fields))
+
+    def state(self, name: str, value: str | float, /, **labels: Any) -> None:
+        self.states.append(value)
+
+
 async def test_an_exception_in_the_engine_thread_fails_all_requests_and_the_health_check(
     model_dirs: dict[str, str],
 ) -> None:
-    events: list[str] = []
-    server = TorchServer(model_dirs["qwen2"], max_model_len=128, on_event=lambda name, fields: events.append(name))
+    events = Events()
+    server = TorchServer(model_dirs["qwen2"], max_model_len=128, events=events)
     calls = [asyncio.ensure_future(server.generate(str(i), [1, 2], SamplingParams(max_tokens=100))) for i in range(3)]
     await asyncio.sleep(0.005)
     server._engine.step = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
@@ -224,7 +237,7 @@ async def test_an_exception_in_the_engine_thread_fails_all_requests_and_the_heal
         await server.load()
     with pytest.raises(ServerDied):
         await server.update_weights("x", 1)
-    assert "rollout.died" in events
+    assert [str(state).split(":")[0] for state in events.states] == ["started", "died"]
     await server.close()
 
 

@@ -1,0 +1,31 @@
+"""Random numbers that are a pure function of (seed, stream, position), for the real and the simulated engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_WORD = (1 << 64) - 1
+
+
+def uniforms(seed: int, stream: int, start: int, count: int) -> list[float]:
+    """`count` numbers in [0, 1), exact in float32, for the positions `start`... of the stream (seed, stream).
+
+    The raw words of a counter-based generator are the same in every numpy version; the distributions built on them are
+    not, so the scaling is done here.
+    """
+    key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
+    words = np.random.Philox(key=key).random_raw(start + count)[start:]
+    return ((words >> np.uint64(40)) * 2.0**-24).tolist()
+
+
+class Streams:
+    """Which (seed, stream) a request draws from: its own seed, or the next stream of the server's."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._taken = seed, 0
+
+    def of(self, seed: int | None) -> tuple[int, int]:
+        if seed is not None:
+            return seed, 0
+        self._taken += 1
+        return self._seed, self._taken

@@ -1,0 +1,284 @@
+"""The simulated LLM server: slots, lengths, latencies and failures, but no model.
+
+All of a request's future is drawn when it arrives (`sim_script.py`). One timer ends it; an abort, a death or a weight
+update only asks how many of its tokens lie in the past. Moments count in *engine time*: the event loop's time less what
+pauses and weight updates took. With `virtual_clock.run_virtual` a simulation costs no real time and repeats exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad, StopReason
+from streamrl.rollout.events import Reporter, ServerEvents
+from streamrl.rollout.noise import Streams
+from streamrl.rollout.requests import check_request
+from streamrl.rollout.sim_script import Script, SimConfig, draw_script
+from streamrl.weight_sync import WeightStore
+
+__all__ = ["SimConfig", "SimServer"]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A request. `times`: the engine time of each token, empty while it waits for a slot."""
+
+    id: str
+    script: Script
+    future: asyncio.Future[Generation]
+    submitted: float
+    admitted: float | None = None
+    times: np.ndarray = field(default_factory=lambda: np.empty(0))
+    timer: asyncio.TimerHandle | None = None
+
+    def past(self, now: float) -> int:
+        """How many tokens it has."""
+        return int(np.searchsorted(self.times, now, side="right"))
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class _EngineTime:
+    """The loop's time less the times it stood still. Reasons to stand still are counted."""
+
+    def __init__(self) -> None:
+        self._stood = self._since = 0.0
+        self._reasons = 0
+
+    @property
+    def stands(self) -> bool:
+        return self._reasons > 0
+
+    def now(self) -> float:
+        return (self._since if self._reasons else _loop_time()) - self._stood
+
+    def when(self, moment: float) -> float:
+        """The loop's time at this moment, if nothing stands still until then."""
+        return moment + self._stood
+
+    def stand(self) -> None:
+        if not self._reasons:
+            self._since = _loop_time()
+        self._reasons += 1
+
+    def go(self) -> None:
+        self._reasons -= 1
+        if not self._reasons:
+            self._stood += _loop_time() - self._since
+
+
+class SimServer:
+    """Implements `LLMServer` on one event loop; needs no thread.
+
+    Invariants: at most `slots` requests run; a token carries the newest version published before its moment; a request
+    is answered exactly once.
+    """
+
+    def __init__(
+        self,
+        sim: SimConfig | None = None,
+        *,
+        max_num_seqs: int = 64,
+        max_model_len: int = 1024,
+        seed: int = 0,
+        weights_dir: str | None = None,
+        server: str = "server-0",
+        events: ServerEvents | None = None,
+    ) -> None:
+        self.sim = sim or SimConfig()
+        self._slots, self._max_len = max_num_seqs, max_model_len
+        self._streams = Streams(seed)
+        self._store = WeightStore(weights_dir) if weights_dir else None
+        self._server, self._events = server, events
+        self._running: dict[str, _Run] = {}
+        self._waiting: dict[str, _Run] = {}
+        self._start()
+
+    def _start(self) -> None:
+        newest = self._store.latest() if self._store else None
+        self._versions: list[tuple[float, int]] = [(-math.inf, newest.version if newest else 0)]  # (since, version)
+        self._time = _EngineTime()
+        self._paused = False
+        self._ended_tokens = 0
+        self._busy_since = 0.0  # engine time from which busy time is not yet reported
+        self._death: str | None = None
+        self._death_timer: asyncio.TimerHandle | None = None
+        self._report = Reporter(self._server, self._events)
+        self._report.started()
+
+    def die(self, reason: str = "killed by the simulation") -> None:
+        """Fail every open request, and every later call until `restart`, with ServerDied."""
+        if self._death is not None:
+            return
+        for run in [*self._running.values(), *self._waiting.values()]:
+            self._remove(run)
+            if not run.future.done():
+                run.future.set_exception(ServerDied(reason))
+        self._death = reason
+        self._report.died(reason)
+        self._plan()
+
+    def restart(self) -> None:
+        """Back in service after a death, with the newest weights of `weights_dir`; counters start again."""
+        if self._death is not None:
+            self._start()
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+        """Cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
+        self._check_alive()
+        check_request(prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self.sim.vocab_size)
+        if request_id in self._running or request_id in self._waiting:
+            raise ValueError(f"request id {request_id!r} is already open here; ids must be unique per server")
+        script = draw_script(self.sim, self._streams.of(sampling.seed), len(prompt_ids), sampling)
+        run = _Run(request_id, script, asyncio.get_running_loop().create_future(), _loop_time())
+        self._waiting[run.id] = run
+        self._plan()
+        try:
+            return await run.future
+        except asyncio.CancelledError:
+            self._remove(run)
+            self._plan()
+            raise
+
+    async def abort(self, request_ids: list[str] | None = None) -> int:
+        self._check_alive()
+        wanted = None if request_ids is None else set(request_ids)
+        gone = [r for r in [*self._running.values(), *self._waiting.values()] if wanted is None or r.id in wanted]
+        for run in gone:
+            self._end(run, "aborted", run.past(self._time.now()))
+        self._plan()
+        return len(gone)
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """Stand still for `update_seconds`; later tokens carry `version`. `path` is not read: there is no model."""
+        self._check_alive()
+        began, engine_time = _loop_time(), self._time
+        engine_time.stand()
+        self._plan()
+        try:
+            await asyncio.sleep(self.sim.update_seconds)
+            if engine_time is not self._time:
+                raise ServerDied("the server died and came back during the weight update")
+            self._check_alive()
+            self._versions.append((self._time.now(), version))
+        finally:
+            engine_time.go()
+            self._plan()
+        self._report.weights(began, _loop_time(), version)
+
+    async def pause(self) -> None:
+        self._check_alive()
+        if not self._paused:
+            self._paused = True
+            self._time.stand()
+            self._plan()
+
+    async def resume(self) -> None:
+        self._check_alive()
+        if self._paused:
+            self._paused = False
+            self._time.go()
+            self._plan()
+
+    async def load(self) -> ServerLoad:
+        self._check_alive()
+        now = self._time.now()
+        return ServerLoad(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            slots=self._slots,
+            weight_version=self._versions[-1][1],
+            tokens_generated=self._ended_tokens + sum(run.past(now) for run in self._running.values()),
+            busy_seconds=self._report.busy_seconds + (now - self._busy_since if self._running else 0.0),
+        )
+
+    async def close(self) -> None:
+        """Open requests fail with ServerDied. Closing twice is fine."""
+        self.die("the server was closed")
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise ServerDied(self._death)
+
+    def _plan(self) -> None:
+        """Admit what fits, and set the timers that the present state asks for: none while time stands still."""
+        alive = self._death is None
+        if alive and not self._time.stands:
+            self._admit()
+        loop = asyncio.get_running_loop()
+        for run in self._running.values():
+            if self._time.stands:
+                run.stop_timer()
+            elif run.timer is None:
+                run.timer = loop.call_at(self._time.when(float(run.times[-1])), self._finish, run)
+        if self._death_timer is not None:
+            self._death_timer.cancel()
+            self._death_timer = None
+        moment = self._death_moment() if alive and not self._time.stands else None
+        if moment is not None:
+            reason = f"died after {self.sim.die_after_tokens} tokens, as its config says"
+            self._death_timer = loop.call_at(self._time.when(moment), self.die, reason)
+
+    def _admit(self) -> None:
+        now = self._time.now()
+        while self._waiting and len(self._running) < self._slots:
+            run = self._waiting.pop(next(iter(self._waiting)))
+            if not self._running:
+                self._busy_since = now
+            run.admitted = _loop_time()
+            run.times = now + run.script.seconds
+            self._running[run.id] = run
+
+    def _death_moment(self) -> float | None:
+        """When the running requests, as they are, bring the count to `die_after_tokens`."""
+        if self.sim.die_after_tokens is None or not self._running:
+            return None
+        missing = self.sim.die_after_tokens - self._ended_tokens
+        moments = np.concatenate([run.times for run in self._running.values()])
+        return float(np.partition(moments, missing - 1)[missing - 1]) if 0 < missing <= len(moments) else None
+
+    def _finish(self, run: _Run) -> None:
+        self._end(run, "stop" if run.script.stops else "length", len(run.times))
+        self._plan()
+
+    def _end(self, run: _Run, reason: StopReason, count: int) -> None:
+        now = _loop_time()
+        admitted = now if run.admitted is None else run.admitted
+        since = [moment for moment, _ in self._versions]
+        generation = Generation(
+            token_ids=run.script.token_ids[:count],
+            log_probs=run.script.log_probs[:count],
+            weight_versions=[self._versions[bisect_left(since, t) - 1][1] for t in run.times[:count].tolist()],
+            stop_reason=reason,
+            queue_seconds=admitted - run.submitted,
+            engine_seconds=now - admitted,
+        )
+        self._remove(run, count)
+        if not run.future.done():
+            run.future.set_result(generation)
+
+    def _remove(self, run: _Run, count: int | None = None) -> None:
+        """Take a request out, counting the tokens it made (None: those in the past)."""
+        run.stop_timer()
+        if self._waiting.get(run.id) is run:
+            del self._waiting[run.id]
+        elif self._running.get(run.id) is run:
+            now = self._time.now()
+            self._ended_tokens += run.past(now) if count is None else count
+            self._report.busy(self._time.when(self._busy_since), self._time.when(now), self._ended_tokens)
+            self._busy_since = now
+            del self._running[run.id]
+            if not self._running:
+                self._report.idle()
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
