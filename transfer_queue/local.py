@@ -21,7 +21,7 @@ from transfer_queue.controller_core import ControllerCore
 from transfer_queue.ledger import Ledger
 from transfer_queue.net.codec import decode_request, decode_response, encode
 from transfer_queue.net.messages import Request, Response
-from transfer_queue.net.transport import LocalTransport
+from transfer_queue.net.transport import LOCAL_RUN, LocalTransport
 from transfer_queue.storage.journal import NullJournal
 from transfer_queue.storage.place import choose_storage
 from transfer_queue.storage.unit_files import UnitFiles
@@ -94,7 +94,7 @@ class LocalQueue:
         Path(directory).mkdir(parents=True, exist_ok=True)
         journal_path = Path(directory) / "journal"
         return ControllerCore.recover(
-            journal_path, send=self._send, now=self.clock(), run="local", segment_bytes=segment_bytes
+            journal_path, send=self._send, now=self.clock(), run=LOCAL_RUN, segment_bytes=segment_bytes
         )
 
     def _start_unit(

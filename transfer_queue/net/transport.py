@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 GRACE = 20.0
 """Seconds that a request may take beyond the wait it asks for: time for a controller to come back."""
 
+LOCAL_RUN = "local"
+"""The run id of every queue that lives inside one process."""
+
 RECONNECT_MS = 20
 """A restarted controller is found again within this time."""
 
@@ -348,7 +351,7 @@ class LocalTransport:
         return reply
 
     def _hello_body(self) -> Hello:
-        return Hello(VERSION, "", "", self.name, os.getpid(), host_id())
+        return Hello(VERSION, LOCAL_RUN, "", self.name, os.getpid(), host_id())
 
     def deliver(self, response: Response) -> None:
         body = response.body
