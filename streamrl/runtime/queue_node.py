@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from transfer_queue.cluster import QueueService
@@ -15,12 +16,11 @@ class QueueNode:
 
     async def start(self) -> dict[str, str]:
         """The address for clients."""
-        await self._service.start()
-        return self._service.address
+        return await asyncio.to_thread(self._service.start)
 
     async def pids(self) -> dict[str, int]:
         return self._service.pids()
 
     async def stop(self, clean: bool) -> None:
         """End the processes; `clean` removes the stored rows too."""
-        await self._service.stop(clean=clean)
+        await asyncio.to_thread(self._service.stop, clean=clean)
