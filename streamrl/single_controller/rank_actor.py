@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import threading
-from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -20,7 +18,6 @@ class RankActor:
     def __init__(self) -> None:
         self._worker: Any = None
         self._store: Any = None
-        self._directory: str | None = None
 
     def identify(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "ip": ray.util.get_node_ip_address()}
@@ -28,8 +25,7 @@ class RankActor:
     def open_rendezvous(self, kind: Literal["file", "tcp"]) -> str:
         """Where the ranks meet (rank 0 only). The port is the kernel's choice and held from now on: no collision."""
         if kind == "file":
-            self._directory = tempfile.mkdtemp(prefix="streamrl-ranks-")
-            return f"file://{Path(self._directory) / 'store'}"
+            return f"file://{tempfile.mkdtemp(prefix='streamrl-ranks-')}/store"
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         host = ray.util.get_node_ip_address()
@@ -40,11 +36,7 @@ class RankActor:
         self._worker = worker.construct(info)
 
     def run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        try:
-            return getattr(self._worker, method)(*args, **kwargs)
-        finally:
-            if method == "close" and self._directory:
-                shutil.rmtree(self._directory, ignore_errors=True)
+        return getattr(self._worker, method)(*args, **kwargs)
 
     @ray.method(concurrency_group="watch")
     def until_death(self) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sys
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import ray
@@ -43,10 +45,10 @@ class RayWorkerGroup(WorkerGroup):
         self.name = name or self._class_name
         self._running: list[str] = []
         self._closed = False
-        self._died: asyncio.Future | None = None
         self._start_timeout = start_timeout
         _check_totals(self.name, pool)
         self._placement = _place(self.name, pool)
+        self._rendezvous = ""
         self._actors: list[Any] = []
         try:
             self._actors = self._create(pool, env or {})
@@ -84,6 +86,7 @@ class RayWorkerGroup(WorkerGroup):
         place = ""
         if pool.world_size > 1:
             [place] = self._get("rendezvous", [self._actors[0].open_rendezvous.remote(kind)])
+        self._rendezvous = place
         rank, starts = 0, []
         for ranks in pool.process_on_nodes:
             for local_rank in range(ranks):
@@ -166,6 +169,8 @@ class RayWorkerGroup(WorkerGroup):
             ray.kill(actor)
         if self._placement is not None:
             remove_placement_group(self._placement)
+        if self._rendezvous.startswith("file://"):  # ours to remove, as the ranks may be dead; only there on one node
+            shutil.rmtree(Path(self._rendezvous.removeprefix("file://")).parent, ignore_errors=True)
 
 
 def _check_totals(name: str, pool: ResourcePool) -> None:

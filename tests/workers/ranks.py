@@ -1,0 +1,61 @@
+"""A worker for tests of worker groups: it computes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+from streamrl.single_controller import Dispatch, Execute, Mean, Metric, RankInfo, Total, Worker, register
+from transfer_queue.metadata import KVBatchMeta
+
+
+class EchoWorker(Worker):
+    def __init__(self, rank: RankInfo, greeting: str = "hello") -> None:
+        super().__init__(rank)
+        self.greeting = greeting
+
+    @register(Dispatch.ONE_TO_ALL)
+    def where(self) -> tuple[str, int, int]:
+        return self.greeting, self.rank.rank, self.rank.world_size
+
+    @register(Dispatch.RANK_ZERO)
+    def who(self) -> int:
+        return self.rank.rank
+
+    @register(Dispatch.ONE_TO_ALL, Execute.RANK_ZERO)
+    def only_first(self) -> int:
+        return self.rank.rank
+
+    @register(Dispatch.DP_COMPUTE)
+    def keys(self, batch: KVBatchMeta, prefix: str = "") -> list[str]:
+        return [prefix + key for key in batch.keys]
+
+    @register(Dispatch.DP_COMPUTE)
+    def count(self, batch: KVBatchMeta) -> dict[str, Metric]:
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        return {"rows": Total(len(batch)), "length": Mean(float(sum(lengths)), len(lengths))}
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def threads(self) -> str | None:
+        return os.environ.get("OMP_NUM_THREADS")
+
+    @register(Dispatch.ONE_TO_ALL)
+    def fail(self, rank: int) -> None:
+        if self.rank.rank == rank:
+            raise ValueError(f"rank {rank} does not like this")
+
+    @register(Dispatch.ONE_TO_ALL)
+    def hang(self, rank: int) -> None:
+        if self.rank.rank == rank:
+            threading.Event().wait()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def die(self, rank: int) -> None:
+        """The others wait, as peers in a collective do."""
+        if self.rank.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+    def not_registered(self) -> Any: ...

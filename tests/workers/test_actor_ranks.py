@@ -1,0 +1,93 @@
+"""The actor on two real ranks (gloo, one process each): what one rank computes, two compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup, ResourcePool, WorkerGroup
+from streamrl.weight_sync import WeightStore
+from streamrl.workers.actor import ActorWorker
+from tests.workers.tiny import FileStore, make_model, make_rows, settings
+from transfer_queue.metadata import KVBatchMeta
+
+
+class FileActor(ActorWorker):
+    """Its rows come from a file, so that they need no queue."""
+
+    def __init__(self, rank, settings, path: str) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        super().__init__(rank, settings, FileStore(path))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, KVBatchMeta]:
+    """Model directory, file of rows, references to them."""
+    directory = tmp_path_factory.mktemp("ranks")
+    batch, store = make_rows(4, 3)
+    return make_model(directory / "model"), store.save(directory / "rows.safetensors"), batch
+
+
+@pytest.fixture(scope="module")
+def two_ranks(parts: tuple[str, str, KVBatchMeta], ray_cluster: None) -> Iterator[WorkerGroup]:
+    from streamrl.single_controller import RayWorkerGroup
+
+    group = RayWorkerGroup(ResourcePool([2]), ClassWithInitArgs(FileActor, settings(parts[0]), parts[1]), timeout=60)
+    group.init_model()
+    yield group
+    group.shutdown()
+
+
+def one_rank(parts: tuple[str, str, KVBatchMeta]) -> WorkerGroup:
+    group = LocalWorkerGroup(ClassWithInitArgs(FileActor, settings(parts[0]), parts[1]))
+    group.init_model()
+    return group
+
+
+def test_two_ranks_train_as_one_and_their_checkpoint_loads_on_one(
+    parts: tuple[str, str, KVBatchMeta], two_ranks: WorkerGroup, tmp_path: Path
+) -> None:
+    batch, single = parts[2], one_rank(parts)
+    for _ in range(4):
+        expected, found = single.update_actor(batch), two_ranks.update_actor(batch)
+        for name in ("actor/pg_loss", "actor/entropy", "actor/ppo_kl", "actor/grad_norm", "rollout_corr/kl"):
+            assert found[name] == pytest.approx(expected[name], abs=1e-5), name
+        for name in ("rows/trained", "perf/total_num_tokens", "data/bytes_read", "actor/optimizer_steps"):
+            assert found[name] == expected[name], name
+
+    two_ranks.save_checkpoint(str(tmp_path / "checkpoint"))
+    single.load_checkpoint(str(tmp_path / "checkpoint"))
+    assert single.state_digest() == two_ranks.state_digest()
+    for _ in range(2):
+        assert single.update_actor(batch)["actor/pg_loss"] == pytest.approx(
+            two_ranks.update_actor(batch)["actor/pg_loss"], abs=1e-5
+        )
+    two_ranks.load_checkpoint(str(tmp_path / "checkpoint"))
+    single.load_checkpoint(str(tmp_path / "checkpoint"))
+    assert single.state_digest() == two_ranks.state_digest()
+    files = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+
+    single.save_checkpoint(str(tmp_path / "from_one"))
+    two_ranks.load_checkpoint(str(tmp_path / "from_one"))
+    assert single.state_digest() == two_ranks.state_digest()
+
+    info = two_ranks.publish_weights(1, str(tmp_path / "weights"))
+    other = single.publish_weights(1, str(tmp_path / "other"))
+    a, b = WeightStore(tmp_path / "weights").read(info.path), WeightStore(tmp_path / "other").read(other.path)
+    assert a.keys() == b.keys()
+    assert all((a[name] == b[name]).all() for name in a)
+    single.shutdown()
+
+
+def test_a_rank_without_rows_takes_part(parts: tuple[str, str, KVBatchMeta], two_ranks: WorkerGroup) -> None:
+    batch = parts[2].select_keys(parts[2].keys[:1])
+    assert batch.extra_info
+    batch.extra_info["advantages"] = {key: 1.0 for key in batch.keys}
+    metrics = two_ranks.update_actor(batch)
+    assert metrics["rows/trained"] == 1.0
+    assert metrics["actor/optimizer_steps"] == 1.0
+    assert np.isfinite(metrics["actor/grad_norm"])
+    assert two_ranks.compute_log_prob(batch)["data/bytes_written"] > 0
