@@ -37,7 +37,7 @@ def tiny_model(kind: str, seed: int = 0) -> Any:
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "max_position_embeddings": 256,
+        "max_position_embeddings": 512,
         "initializer_range": 0.3,
     }
     torch.manual_seed(seed)

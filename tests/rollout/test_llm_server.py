@@ -1,0 +1,318 @@
+"""What every LLM server keeps. A new implementation adds a `Case` and passes all of this.
+
+The simulation runs on a virtual clock; `Case.run` hides which loop a test is on, `Case.until_tokens` how time passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from agent_loop.llm.protocol import ContextOverflow, Generation, LLMServer, SamplingParams, ServerDied
+from streamrl.rollout.sim import SimConfig, SimServer
+from streamrl.rollout.virtual_clock import run_virtual
+
+VOCAB, SLOTS, MAX_LEN = 64, 4, 512
+STOP = 7
+LONG = 480
+"""Tokens of a request that must still be running some steps later, also when this machine is busy."""
+
+
+@dataclass
+class Case:
+    """How to build one kind of server and publish weights for it."""
+
+    name: str
+    build: Callable[[], LLMServer]
+    publish: Callable[[int], str]
+
+    def run(self, test: Callable[[LLMServer], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            server = self.build()
+            try:
+                await asyncio.wait_for(test(server), 60)
+            finally:
+                await server.close()
+
+        run_virtual(main()) if self.name == "sim" else asyncio.run(main())
+
+
+async def until_tokens(server: LLMServer, count: int) -> None:
+    """Until so many tokens were generated; short sleeps are the only way to ask, and the virtual clock jumps them."""
+    while (await server.load()).tokens_generated < count:  # noqa: ASYNC110  # a server announces no tokens
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture(params=["torch", "sim"])
+def case(request: pytest.FixtureRequest, model_dirs: dict[str, str], other_weights: Any) -> Case:
+    if request.param == "sim":
+        sim = SimConfig(vocab_size=VOCAB, token_seconds=0.01, token_sigma=0.3, response_tokens_sigma=0.5)
+        return Case("sim", lambda: SimServer(sim, max_num_seqs=SLOTS, max_model_len=MAX_LEN), lambda version: "unused")
+    from streamrl.rollout.torch_engine import TorchServer
+
+    return Case(
+        "torch",
+        lambda: TorchServer(model_dirs["qwen2"], max_num_seqs=SLOTS, max_model_len=MAX_LEN),
+        lambda version: other_weights("qwen2", version, version).path,
+    )
+
+
+def start(server: LLMServer, name: str, tokens: int = 100, **sampling: Any) -> asyncio.Task[Generation]:
+    return asyncio.ensure_future(server.generate(name, [1, 2, 3], SamplingParams(max_tokens=tokens, **sampling)))
+
+
+def check(got: Generation) -> None:
+    """What holds for every generation."""
+    assert len(got.token_ids) == len(got.log_probs) == len(got.weight_versions)
+    assert all(0 <= token < VOCAB for token in got.token_ids)
+    assert all(log_prob <= 0 for log_prob in got.log_probs)
+    assert got.weight_versions == sorted(got.weight_versions)
+    assert got.queue_seconds >= 0
+    assert got.engine_seconds >= 0
+
+
+def test_max_tokens_is_exact_without_stop_tokens(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        for tokens in (1, 2, 17, 125):
+            got = await start(server, f"r{tokens}", tokens)
+            check(got)
+            assert (len(got.token_ids), got.stop_reason) == (tokens, "length")
+            assert got.weight_versions == [0] * tokens
+
+    case.run(test)
+
+
+def test_a_stop_token_is_kept_last_and_occurs_nowhere_else(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        stop = tuple(range(0, VOCAB, 5))
+        results = await asyncio.gather(*(start(server, f"r{i}", 100, stop_token_ids=stop, seed=i) for i in range(20)))
+        assert any(got.stop_reason == "stop" for got in results)
+        for got in results:
+            check(got)
+            assert not set(got.token_ids[:-1]) & set(stop)
+            assert (got.token_ids[-1] in stop) == (got.stop_reason == "stop")
+            assert got.stop_reason == "stop" or len(got.token_ids) == 100
+
+    case.run(test)
+
+
+def test_tokens_before_an_update_carry_the_old_version_and_later_ones_the_new(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        running = [start(server, f"r{i}", LONG) for i in range(SLOTS)]
+        await until_tokens(server, 40)
+        await server.update_weights(case.publish(1), 1)
+        assert (await server.load()).weight_version == 1
+        after = start(server, "after", 5)
+        for got in await asyncio.gather(*running):
+            check(got)
+            assert len(got.token_ids) == LONG
+            assert set(got.weight_versions) == {0, 1}
+        assert (await after).weight_versions == [1] * 5
+
+    case.run(test)
+
+
+def test_abort_keeps_tokens_and_log_probs(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        running = [start(server, f"r{i}", LONG) for i in range(SLOTS)]
+        waiting = start(server, "waiting", 10)
+        await until_tokens(server, 30)
+        assert await server.abort(["r0", "unknown"]) == 1
+        got = await running[0]
+        check(got)
+        assert got.stop_reason == "aborted"
+        assert 1 <= len(got.token_ids) < LONG
+        assert (await waiting).stop_reason == "length"
+        assert await server.abort() == SLOTS - 1
+        for task in running[1:]:
+            got = await task
+            check(got)
+            assert got.stop_reason == "aborted"
+        assert await server.abort() == 0
+
+    case.run(test)
+
+
+def test_a_waiting_request_aborts_without_tokens(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        running = [start(server, f"r{i}", LONG) for i in range(SLOTS)]
+        waiting = start(server, "waiting", 10)
+        await until_tokens(server, 1)
+        assert await server.abort(["waiting"]) == 1
+        got = await waiting
+        assert (got.token_ids, got.stop_reason) == ([], "aborted")
+        await asyncio.gather(*running)
+
+    case.run(test)
+
+
+def test_a_seed_reproduces_tokens_in_any_company_and_other_seeds_differ(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        alone = await start(server, "alone", 40, seed=11)
+        crowd = [start(server, f"c{i}", 10 + i) for i in range(6)]
+        together = await start(server, "together", 40, seed=11)
+        other = await start(server, "other", 40, seed=12)
+        await asyncio.gather(*crowd)
+        assert together.token_ids == alone.token_ids
+        assert together.log_probs == pytest.approx(alone.log_probs, abs=1e-4)
+        assert other.token_ids != alone.token_ids
+        first, second = await asyncio.gather(start(server, "u1", 40), start(server, "u2", 40))
+        assert first.token_ids != second.token_ids
+
+    case.run(test)
+
+
+def test_prompts_that_cannot_fit_are_the_callers_error(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        with pytest.raises(ContextOverflow, match=str(MAX_LEN)):
+            await server.generate("long", [1] * 500, SamplingParams(max_tokens=13))
+        for prompt, sampling in (
+            ([], SamplingParams(max_tokens=1)),
+            ([VOCAB], SamplingParams(max_tokens=1)),
+            ([1], SamplingParams(max_tokens=0)),
+            ([1], SamplingParams(max_tokens=1, temperature=-1.0)),
+            ([1], SamplingParams(max_tokens=1, top_p=0.0)),
+        ):
+            with pytest.raises(ValueError):
+                await server.generate("bad", prompt, sampling)
+        assert len((await server.generate("fits", [1] * 500, SamplingParams(max_tokens=12))).token_ids) == 12
+
+    case.run(test)
+
+
+def test_an_id_that_is_open_is_refused(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        first = start(server, "same", LONG)
+        await until_tokens(server, 1)
+        with pytest.raises(ValueError, match="same"):
+            await server.generate("same", [1], SamplingParams(max_tokens=1))
+        await first
+        assert len((await start(server, "same", 2)).token_ids) == 2
+
+    case.run(test)
+
+
+def test_nothing_is_generated_while_paused(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        running = start(server, "running", LONG)
+        await until_tokens(server, 5)
+        await server.pause()
+        arrived = start(server, "arrived", 3)
+        before = (await server.load()).tokens_generated
+        await asyncio.sleep(0.05)
+        assert (await server.load()).tokens_generated == before < LONG
+        await server.update_weights(case.publish(1), 1)
+        await server.pause()
+        await server.resume()
+        got = await running
+        check(got)
+        assert len(got.token_ids) == LONG
+        assert set(got.weight_versions) == {0, 1}
+        assert (await arrived).weight_versions == [1] * 3
+
+    case.run(test)
+
+
+def test_load_figures_add_up(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        idle = await server.load()
+        assert (idle.running, idle.waiting, idle.slots, idle.tokens_generated) == (0, 0, SLOTS, 0)
+        tasks = [start(server, f"r{i}", 60) for i in range(SLOTS + 3)]
+        await until_tokens(server, 10)
+        await server.pause()
+        busy = await server.load()
+        assert (busy.running, busy.waiting) == (SLOTS, 3)
+        await server.resume()
+        results = await asyncio.gather(*tasks)
+        after = await server.load()
+        assert (after.running, after.waiting, after.tokens_generated) == (0, 0, 60 * (SLOTS + 3))
+        assert after.busy_seconds > busy.busy_seconds > 0
+        assert max(got.queue_seconds for got in results) > min(got.queue_seconds for got in results)
+
+    case.run(test)
+
+
+def test_close_fails_open_requests_and_later_calls(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        tasks = [start(server, f"r{i}", LONG) for i in range(SLOTS + 2)]
+        await until_tokens(server, 3)
+        await server.close()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, ServerDied) for result in results)
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            server.load, server.pause, server.resume, server.abort, lambda: start(server, "late"),
+            lambda: server.update_weights("x", 1),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(ServerDied):
+                await call()
+        await server.close()
+
+    case.run(test)
+
+
+def test_a_cancelled_call_frees_its_slot(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        tasks = [start(server, f"r{i}", LONG) for i in range(SLOTS)]
+        waiting = start(server, "waiting", 3)
+        await until_tokens(server, 8)
+        for task in tasks:
+            task.cancel()
+        assert len((await waiting).token_ids) == 3
+        await asyncio.gather(*tasks, return_exceptions=True)
+        load = await server.load()
+        assert (load.running, load.waiting) == (0, 0)
+
+    case.run(test)
+
+
+def test_two_hundred_requests_with_random_aborts_pauses_and_updates_leave_nothing_stuck(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        rng = random.Random(3)
+        versions = [case.publish(v) for v in (1, 2)]
+        budgets = {f"r{i}": rng.randint(1, 60) for i in range(200)}
+        tasks: dict[str, asyncio.Task[Generation]] = {}
+
+        async def disturb() -> None:
+            version = 0
+            while True:
+                await asyncio.sleep(rng.uniform(0.001, 0.02))
+                match rng.randrange(4):
+                    case 0:
+                        await server.abort(rng.sample(sorted(budgets), 30))
+                    case 1:
+                        await server.pause()
+                        await server.resume()
+                    case 2:
+                        version += 1
+                        await server.update_weights(versions[version % 2], version)
+                    case _:
+                        load = await server.load()
+                        assert load.running <= SLOTS
+
+        disturbing = asyncio.ensure_future(disturb())
+        for name, budget in budgets.items():
+            stop = (STOP,) if rng.random() < 0.5 else ()
+            prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))]
+            sampling = SamplingParams(max_tokens=budget, stop_token_ids=stop, temperature=rng.choice([0.0, 1.0]))
+            tasks[name] = asyncio.ensure_future(server.generate(name, prompt, sampling))
+            if rng.random() < 0.2:
+                await asyncio.sleep(0.005)
+        results = dict(zip(tasks, await asyncio.wait_for(asyncio.gather(*tasks.values()), 50), strict=True))
+        disturbing.cancel()
+        assert isinstance((await asyncio.gather(disturbing, return_exceptions=True))[0], asyncio.CancelledError)
+        for name, got in results.items():
+            check(got)
+            assert len(got.token_ids) <= budgets[name]
+            assert got.stop_reason != "length" or len(got.token_ids) == budgets[name]
+        load = await server.load()
+        assert (load.running, load.waiting) == (0, 0)
+        assert load.tokens_generated == sum(len(got.token_ids) for got in results.values())
+        assert {got.stop_reason for got in results.values()} >= {"length", "aborted"}
+
+    case.run(test)
