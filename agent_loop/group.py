@@ -19,7 +19,17 @@ from agent_loop.plugins import PluginError
 from agent_loop.rows import PROMPT_FIELDS, SessionRows
 from agent_loop.session import Failed, Interrupted, SessionRunner, first_cause
 from transfer_queue.client import QueueClient
-from transfer_queue.errors import Conflict, Corrupt, DeadlineExceeded, Disconnected, Fenced, Invalid, NotFound
+from transfer_queue.errors import (
+    Conflict,
+    Corrupt,
+    DeadlineExceeded,
+    Disconnected,
+    Fenced,
+    Invalid,
+    NotFound,
+    QueueFull,
+    SegmentGone,
+)  # fmt: skip
 from transfer_queue.net.messages import Group, SessionClose, Token
 
 logger = logging.getLogger(__name__)
@@ -42,9 +52,12 @@ class GroupRun:
     ttl: float
     counts: Counter[str] = field(default_factory=Counter)
     _unfinished: str = ""
+    _open: int = 0
+    """Sessions that this lease has still to close."""
 
     async def run(self) -> Ending:
         """Raises only what is a bug."""
+        self._open = self.group.n - len(self.group.sessions)
         lost = broken = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -55,9 +68,9 @@ class GroupRun:
             lost = first_cause(errors)
         except* Corrupt as errors:
             broken = first_cause(errors)
-        except* (Disconnected, DeadlineExceeded, NotFound) as errors:
+        except* (Disconnected, DeadlineExceeded, NotFound, QueueFull, SegmentGone) as errors:
             self._unfinished = str(first_cause(errors))
-        if lost:
+        if lost and self._open:  # a renewal that crossed with the last close is no loss
             logger.info("group %s of %s is no longer ours: %s", self.group.uid, self.partition, lost)
             return "lost"
         if broken:
@@ -125,10 +138,12 @@ class GroupRun:
         except (TypeError, Invalid) as error:  # a column that the queue cannot store
             await self._close_failed(session, f"{type(error).__name__}: {error}")
             return
+        self._open -= 1
         self.counts["sessions_finished"] += 1
         self.counts["rows"] += len(rows.keys)
 
     async def _close_failed(self, session: int, reason: str) -> None:
         close = SessionClose(self.group.uid, session, [], failed=reason)
         await self.queue.put(self.partition, [], {}, token=self.token, closes=[close])
+        self._open -= 1
         self.counts["sessions_failed"] += 1

@@ -1,0 +1,1 @@
+"""Generation: one engine (LLMServer), and many of them behind one client (LLMClient)."""

@@ -1,0 +1,1 @@
+"""The agent loops that are shipped."""
