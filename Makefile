@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-deps --disable-pip-version-check
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
@@ -37,10 +38,10 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps $(TORCH) || \
-	  $(BIN)/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@echo "Installing torch's CPU build and the pinned requirements, about 2 GB: a few minutes"
+	$(PIP_INSTALL) $(TORCH) 2>/dev/null || $(PIP_INSTALL) --index-url $(TORCH_INDEX) $(TORCH)
+	$(PIP_INSTALL) -r requirements/cpu.txt -r requirements/dev.txt
+	$(PIP_INSTALL) --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	@touch $@
 

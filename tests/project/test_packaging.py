@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -40,3 +43,14 @@ def test_the_version_is_in_the_changelog():
 def test_the_licence_is_apache_2():
     assert PROJECT["license"] == "Apache-2.0"
     assert "Apache License\n" in (ROOT / "LICENSE").read_text()
+
+
+def test_the_wheel_holds_the_three_packages_with_configs_and_nothing_else(tmp_path: Path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    packages = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert packages == {"streamrl", "agent_loop", "transfer_queue"}
+    assert {"streamrl/configs/train.yaml", "streamrl/configs/experiment/calculator.yaml"} <= set(names)
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
