@@ -35,11 +35,39 @@ from transfer_queue.errors import Corrupt, DeadlineExceeded, Disconnected, Inval
 from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger
 from transfer_queue.net.messages import (
-    VERSION, Admit, Bye, Commit, Committed, Expire, Failed, Granted, Hello, Keep, Lease, Life, ListKeys, Lookup,
-    LoseSegments, Mutation, Ok, Push, Query, QueueStats, Record, RegisterUnit, ReleaseHolder, Reply, Request, Response,
-    SegmentRequest, SegmentsMade, Stats, Watch, Welcome,
+    VERSION,
+    Admit,
+    Bye,
+    Commit,
+    Committed,
+    Expire,
+    Failed,
+    Granted,
+    Hello,
+    Keep,
+    Lease,
+    Life,
+    ListKeys,
+    Lookup,
+    LoseSegments,
+    Mutation,
+    Ok,
+    Push,
+    Query,
+    QueueStats,
+    Record,
+    RegisterUnit,
+    ReleaseHolder,
+    Reply,
+    Request,
+    Response,
+    SegmentRequest,
+    SegmentsMade,
+    Stats,
+    Watch,
+    Welcome,
 )
-from transfer_queue.parking import Parked, Parking, Replies
+from transfer_queue.parking import Parked, Parking, Replies, Waiting
 from transfer_queue.storage.journal import FORMAT, Journal, JournalLike, read_journal
 from transfer_queue.storage.segments import unit_of
 
@@ -52,6 +80,12 @@ UNIT_GRACE = 10.0
 """How long a Lookup waits for a unit to register again after a restart of the controller."""
 
 RETRY_AFTER = 1.0
+"""Seconds; the hint to who got no credit in the time that it would wait."""
+
+ADMITS, LEASES, WATCHES, LOOKUPS, SEGMENTS = "admits", "leases", "watches", "lookups", "segments"
+"""What can be waited for: the first three in each partition."""
+
+_WAITS = {Admit: ADMITS, Lease: LEASES, Watch: WATCHES}
 
 REPEATABLE = (ListKeys, Lookup, Watch, Stats, Bye)
 """Requests that may be done again when they are sent again: their answers are not kept."""
@@ -68,8 +102,8 @@ class ControllerCore:
     """
 
     def __init__(
-        self, ledger: Ledger, *, send: Send, journal: JournalLike, segment_bytes: int = 8 << 20, spare_segments: int = 2,
-        run: str = "", key: str = "",
+        self, ledger: Ledger, *, send: Send, journal: JournalLike, segment_bytes: int = 8 << 20,
+        spare_segments: int = 2, run: str = "", key: str = "",
     ) -> None:
         """With an empty `run` or `key`, Hello is not checked against it."""
         self.ledger = ledger
@@ -102,7 +136,8 @@ class ControllerCore:
         ledger.segments.take_emptied()
         journal = Journal(journal_path, fsync=fsync)
         core = cls(
-            ledger, send=send, journal=journal, segment_bytes=segment_bytes, spare_segments=spare_segments, run=run, key=key
+            ledger, send=send, journal=journal, segment_bytes=segment_bytes, spare_segments=spare_segments,
+            run=run, key=key,
         )
         core._seq, core._replies = seq, replies
         core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)
@@ -170,9 +205,9 @@ class ControllerCore:
 
     def _hello(self, client: str, hello: Hello) -> Reply:
         if hello.version != VERSION:
-            return Failed(Invalid.code, f"this controller speaks version {VERSION}, {hello.name!r} version {hello.version}")
+            return Failed(Invalid.code, f"this controller speaks version {VERSION}, {hello.name!r} {hello.version}")
         if self._run and hello.run != self._run:
-            return Failed(Invalid.code, f"this controller serves run {self._run!r}, not {hello.run!r}; check the address")
+            return Failed(Invalid.code, f"this controller serves run {self._run!r}, not {hello.run!r}: wrong address")
         if self._key and not hmac.compare_digest(hello.key.encode(), self._key.encode()):
             return Failed(Invalid.code, "wrong key; give the key file of this run")
         self._clients[client] = hello.name
@@ -181,17 +216,9 @@ class ControllerCore:
     def _serve(self, client: str, request: Request, now: float) -> Reply | None:
         """The answer, or None if the request was parked. Raises QueueError."""
         match request.body:
-            case Admit() as body:
-                self._grants.check(client, body.blocks)
-                return self._admit(body, client, request.id, now) or self._park(request, client, ("admit", body.partition), now)
-            case Lease() as body:
-                return self._lease(body, client, request.id, now) or self._park(request, client, ("lease", body.partition), now)
-            case Watch() as body:
-                return self._changes(body) or self._park(request, client, ("watch", body.partition), now)
-            case Lookup() as body:
-                return self._lookup(body) or self._park(request, client, "lookup", now)
-            case SegmentRequest() as body:
-                return self._segment(body, client) or self._park(request, client, "segment", now)
+            case Admit() | Lease() | Watch() | Lookup() | SegmentRequest() as body:
+                reply = self._attempt(body, client, request.id, now)
+                return reply if reply is not None else self._park(request.id, body, client, now)
             case Commit() as body:
                 return self._commit(body, client, request.id, now)
             case Expire() | LoseSegments() | Life() as body:
@@ -215,17 +242,27 @@ class ControllerCore:
         self._grants.free(self.ledger.segments.take_emptied())
         return reply
 
-    def _admit(self, m: Admit, client: str, request: int, now: float, *, first: bool = False) -> Reply | None:
+    def _attempt(self, body: Waiting, client: str, request: int, now: float, *, first: bool = False) -> Reply | None:
+        """The answer, or None if it must wait. `first`: nobody who waits for the same came before."""
+        match body:
+            case Admit():
+                return self._admit(body, client, request, now, first)
+            case Lease():
+                return self._accept(body, now, client, request) if self.ledger.can_lease(body) else None
+            case Watch():
+                changed = self.ledger.sequence(body.partition) != body.since
+                return self.ledger.changes(body.partition, body.since) if changed else None
+            case Lookup():
+                return self._lookup(body)
+            case SegmentRequest():
+                return self._segment(body, client, first)
+
+    def _admit(self, m: Admit, client: str, request: int, now: float, first: bool) -> Reply | None:
         """Credit goes to who came first; what needs none is not held up."""
+        self._grants.check(client, m.blocks)
         possible = self.ledger.can_admit(m)
-        free = first or not self._parking.queue(("admit", m.partition)) or not self.ledger.needs_credit(m)
+        free = first or not self._parking.queue((ADMITS, m.partition)) or not self.ledger.needs_credit(m)
         return self._accept(m, now, client, request) if possible and free else None
-
-    def _lease(self, m: Lease, client: str, request: int, now: float) -> Reply | None:
-        return self._accept(m, now, client, request) if self.ledger.can_lease(m) else None
-
-    def _changes(self, m: Watch) -> Reply | None:
-        return self.ledger.changes(m.partition, m.since) if self.ledger.sequence(m.partition) != m.since else None
 
     def _lookup(self, m: Lookup) -> Reply | None:
         """Right after a restart of the controller, units that have not registered yet are waited for."""
@@ -235,28 +272,28 @@ class ControllerCore:
             return None
         return msgspec.structs.replace(located, units=[self._grants.units[number].info for number in numbers])
 
-    def _segment(self, m: SegmentRequest, client: str, *, first: bool = False) -> Reply | None:
+    def _segment(self, m: SegmentRequest, client: str, first: bool) -> Reply | None:
         if m.nbytes < 1:
             raise Invalid(f"a segment of {m.nbytes} bytes")
         if self._grants.units and m.nbytes > self._grants.largest_budget():
             raise Invalid(
-                f"{m.nbytes} bytes at once exceed the budget of every storage unit (at most {self._grants.largest_budget()}); "
-                "put fewer rows at a time or raise the units' budget"
+                f"{m.nbytes} bytes at once exceed the budget of every storage unit (at most "
+                f"{self._grants.largest_budget()}); put fewer rows at a time or raise the units' budget"
             )
-        if not first and self._parking.queue("segment"):
+        if not first and self._parking.queue(SEGMENTS):
             return None
         segment = self._grants.grant(client, m.nbytes)
         return Granted(segments=[segment]) if segment is not None else None
 
     def _commit(self, m: Commit, client: str, request: int, now: float) -> Reply:
-        """Segments are sealed even if the commit is refused: the writer has said that it will not write in them again."""
+        """Segments are sealed even if the commit is refused: the writer has said that it has finished with them."""
         try:
             self._grants.check(client, m.blocks)
             reply = self._accept(m, now, client, request)
         finally:
             self._grants.seal(client, m.sealed)
         assert isinstance(reply, Committed)
-        if m.want <= 0 or self._parking.queue("segment"):
+        if m.want <= 0 or self._parking.queue(SEGMENTS):
             return reply
         return msgspec.structs.replace(reply, grants=self._grants.hint(client, m.want))
 
@@ -278,33 +315,38 @@ class ControllerCore:
 
     # --- waiting ----------------------------------------------------------------------------------------------
 
-    def _park(self, request: Request, client: str, where: Hashable, now: float) -> Reply | None:
-        wait = UNIT_GRACE if isinstance(request.body, Lookup) else getattr(request.body, "wait", 0.0)
+    def _park(self, request: int, body: Waiting, client: str, now: float) -> Reply | None:
+        """Let a request wait; the answer if it does not want to."""
+        wait = UNIT_GRACE if isinstance(body, Lookup) else body.wait
         deadline = now + min(max(0.0, wait), MAX_WAIT)
-        parked = Parked(client, request.id, request.body, where, now, deadline)
+        parked = Parked(client, request, body, _waits_in(body), now, deadline)
         if deadline <= now:
             return self._ran_out(parked, now)
         self._parking.park(parked)
-        if where == "segment":
+        if isinstance(body, SegmentRequest):
             self._grants.changed = True
         return None
 
     def _wake(self, partition: str | None, now: float) -> None:
         """Serve those whose wait a change may have ended: in one partition, or (None) in all."""
         for name in list(self.ledger.partitions) if partition is None else [partition]:
-            self._retry(("admit", name), now, in_order=True)
+            self._retry((ADMITS, name), now, in_order=True)
             self._wake_leases(name, now)
-            self._retry(("watch", name), now)
+            self._retry((WATCHES, name), now)
         if self._grants.changed:
-            self._retry("lookup", now)
-            self._retry("segment", now)
-            demands = [p.body.nbytes for p in self._parking.queue("segment") if isinstance(p.body, SegmentRequest)]
-            self._grants.plan(demands, now)
+            self._retry(LOOKUPS, now)
+            self._retry(SEGMENTS, now)
+            self._grants.plan(self._demands(), now)
+
+    def _demands(self) -> list[int]:
+        """Bytes of the segment requests that wait."""
+        bodies = (parked.body for parked in self._parking.queue(SEGMENTS))
+        return [body.nbytes for body in bodies if isinstance(body, SegmentRequest)]
 
     def _wake_leases(self, partition: str, now: float) -> None:
         """In order of arrival per task; one that names its groups holds up nobody."""
         dry: set[str] = set()
-        for parked in self._parking.queue(("lease", partition)):
+        for parked in self._parking.queue((LEASES, partition)):
             body = parked.body
             if isinstance(body, Lease) and body.task not in dry and not self._try(parked, now) and not body.uids:
                 dry.add(body.task)
@@ -317,7 +359,7 @@ class ControllerCore:
     def _try(self, parked: Parked, now: float) -> bool:
         """Whether a parked request could be answered; it then has been, and left."""
         try:
-            reply = self._attempt(parked, now)
+            reply = self._attempt(parked.body, parked.client, parked.id, now, first=True)
         except QueueError as error:
             reply = _failed(error)
         if reply is None:
@@ -325,22 +367,6 @@ class ControllerCore:
         self._parking.leave(parked)
         self._answer(parked.client, parked.id, parked.body, reply)
         return True
-
-    def _attempt(self, parked: Parked, now: float) -> Reply | None:
-        match parked.body:
-            case Admit() as body:
-                self._grants.check(parked.client, body.blocks)
-                return self._admit(body, parked.client, parked.id, now, first=True)
-            case Lease() as body:
-                return self._lease(body, parked.client, parked.id, now)
-            case Watch() as body:
-                return self._changes(body)
-            case Lookup() as body:
-                return self._lookup(body)
-            case SegmentRequest() as body:
-                return self._segment(body, parked.client, first=True)
-            case body:
-                raise AssertionError(f"{type(body).__name__} never waits")
 
     def _ran_out(self, parked: Parked, now: float) -> Reply:
         """The answer at the deadline. To a watcher, that nothing changed is an answer; to all others it is an error."""
@@ -356,8 +382,6 @@ class ControllerCore:
                 return Failed(QueueFull.code, wording.segment(self._grants.stats(), body, who, waited), RETRY_AFTER)
             case Lookup() as body:
                 return Failed(Disconnected.code, wording.lookup(self._grants.stats(), body, who, waited))
-            case body:
-                raise AssertionError(f"{type(body).__name__} never waits")
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -379,9 +403,20 @@ def _replay(ledger: Ledger, record: Record, path: str | Path) -> Reply:
         return ledger.apply(record.mutation, record.now, record.client, record.request)
     except QueueError as error:
         raise Corrupt(
-            f"{path}: record {record.seq} ({type(record.mutation).__name__}) was accepted once and is refused now: {error}. "
-            "The journal is not of this version of the ledger, or damaged"
+            f"{path}: record {record.seq} ({type(record.mutation).__name__}) was accepted once and is refused now: "
+            f"{error}. The journal is not of this version of the ledger, or damaged"
         ) from error
+
+
+def _waits_in(body: Waiting) -> Hashable:
+    """The queue in which a request waits."""
+    match body:
+        case Lookup():
+            return LOOKUPS
+        case SegmentRequest():
+            return SEGMENTS
+        case _:
+            return _WAITS[type(body)], body.partition
 
 
 def _failed(error: QueueError) -> Failed:

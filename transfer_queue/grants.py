@@ -211,7 +211,7 @@ class SegmentGrants:
     # --- supply -----------------------------------------------------------------------------------------------
 
     def plan(self, demands: list[int], now: float) -> None:
-        """Ask units for what `demands` (bytes of the requests that wait) and the spare segments need, within budgets."""
+        """Ask units for what `demands` (bytes of the requests that wait) and the spare segments need, in budget."""
         self.changed = False
         units = [unit for unit in self._alive() if unit.retry_at is None or unit.retry_at <= now]
         usual = max((unit.segment_bytes for unit in self._alive()), default=0)

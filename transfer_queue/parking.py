@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_queue.net.messages import Mutation, Query, Reply
+from transfer_queue.net.messages import Admit, Lease, Lookup, Reply, SegmentRequest, Watch
 
 KEPT_REPLIES = 256
 """Answers kept per client. A client has far fewer requests in flight."""
@@ -18,13 +18,17 @@ KEPT_CLIENTS = 4096
 """Clients whose answers are kept, those heard from last."""
 
 
+Waiting = Admit | Lease | Watch | Lookup | SegmentRequest
+"""The requests that may wait."""
+
+
 @dataclass(slots=True, eq=False)
 class Parked:
     """A request that waits in the queue `where` until `deadline`."""
 
     client: str
     id: int
-    body: Mutation | Query
+    body: Waiting
     where: Hashable
     since: float
     deadline: float
@@ -33,7 +37,7 @@ class Parked:
 class Parking:
     """Queues of waiting requests.
 
-    Invariants: a queue is in order of arrival; a (client, id) waits at most once; `due` never returns one that has left.
+    Invariants: a queue is in order of arrival; a (client, id) waits at most once; `due` returns none that has left.
     """
 
     def __init__(self) -> None:

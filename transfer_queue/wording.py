@@ -13,7 +13,7 @@ def lease(ledger: Ledger, m: Lease, waited: float, now: float) -> str:
     if task.stage == "prompt":
         advice = "Admit more prompts, or look at who holds the oldest"
     elif task.fields:
-        advice = f"It takes ready groups whose rows all have {task.fields}: look at who should generate, or write those fields"
+        advice = f"It takes ready groups whose rows all have {task.fields}: look at who should generate or write those"
     else:
         advice = "It takes ready groups: look at who should generate (the oldest holder)"
     return (
@@ -25,10 +25,11 @@ def lease(ledger: Ledger, m: Lease, waited: float, now: float) -> str:
 def admit(ledger: Ledger, m: Admit, who: str, waited: float, now: float) -> str:
     p = ledger.partition(m.partition)
     return (
-        f"{who!r} waited {waited:.1f} s for credit for {len(m.groups)} groups in partition {m.partition!r}: {p.outstanding()} of "
-        f"{p.max_groups or 'unlimited'} are outstanding, {p.rows.blocks.nbytes} of {p.max_bytes or 'unlimited'} bytes live. "
-        f"Now: {ledger.situation(m.partition, now)}. Credit returns when groups are trained or dropped, bytes when their step "
-        "is committed (CommitStep); wait longer, or raise max_groups or max_bytes"
+        f"{who!r} waited {waited:.1f} s for credit for {len(m.groups)} groups in partition {m.partition!r}: "
+        f"{p.outstanding()} of {p.max_groups or 'unlimited'} are outstanding, {p.rows.blocks.nbytes} of "
+        f"{p.max_bytes or 'unlimited'} bytes live. Now: {ledger.situation(m.partition, now)}. Credit returns when "
+        "groups are trained or dropped, bytes when their step is committed (CommitStep); wait longer, or raise "
+        "max_groups or max_bytes"
     )
 
 
@@ -36,19 +37,21 @@ def segment(units: list[UnitStats], m: SegmentRequest, who: str, waited: float) 
     if not units:
         return f"{who!r} waited {waited:.1f} s for a segment: no storage unit has registered. Look at the units' logs"
     return (
-        f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {_units(units)}. Rows are freed by CommitStep, Drop and "
-        "Clear; wait longer, or raise the units' budget"
+        f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {_units(units)}. Rows are freed by "
+        "CommitStep, Drop and Clear; wait longer, or raise the units' budget"
     )
 
 
 def lookup(units: list[UnitStats], m: Lookup, who: str, waited: float) -> str:
     return (
-        f"{who!r} waited {waited:.1f} s to read {len(m.keys)} rows of partition {m.partition!r} that lie in a storage unit which "
-        f"has not registered since the controller restarted ({_units(units) or 'none has'}). Look at the units' logs"
+        f"{who!r} waited {waited:.1f} s to read {len(m.keys)} rows of partition {m.partition!r} that lie in a storage "
+        f"unit which has not registered since the controller restarted ({_units(units) or 'none has'}). Look at the "
+        "units' logs"
     )
 
 
 def _units(units: list[UnitStats]) -> str:
     return "; ".join(
-        f"unit {unit.unit} {'uses' if unit.alive else 'is gone, used'} {unit.used} of {unit.budget} bytes" for unit in units
+        f"unit {unit.unit} {'uses' if unit.alive else 'is gone, used'} {unit.used} of {unit.budget} bytes"
+        for unit in units
     )

@@ -95,10 +95,10 @@ def check_admit(p: Partition, m: Admit) -> tuple[list[tuple[int, GroupSpec]], li
 
 def _check_possible(p: Partition, m: Admit, new: int) -> None:
     if p.max_groups and new > p.max_groups:
-        raise Invalid(f"{new} groups at once can never fit into the {p.max_groups} of partition {p.name!r}; admit fewer")
+        raise Invalid(f"{new} groups never fit into the {p.max_groups} of partition {p.name!r}; admit fewer at once")
     nbytes = sum(block.nbytes for block in m.blocks)
     if p.max_bytes and new and nbytes > p.max_bytes:
-        raise Invalid(f"{nbytes} bytes at once can never fit into the {p.max_bytes} of partition {p.name!r}; admit fewer")
+        raise Invalid(f"{nbytes} bytes never fit into the {p.max_bytes} of partition {p.name!r}; admit fewer at once")
 
 
 def has_credit(p: Partition, m: Admit, new: int) -> bool:
@@ -113,7 +113,7 @@ def has_credit(p: Partition, m: Admit, new: int) -> bool:
 def why_full(p: Partition, new: int) -> str:
     trained = len(p.by_state["trained"])
     return (
-        f"no credit for {new} more groups in partition {p.name!r}: {p.outstanding()} of {p.max_groups or 'unlimited'} groups "
-        f"are outstanding, {p.rows.blocks.nbytes} of {p.max_bytes or 'unlimited'} bytes live, {trained} trained groups wait "
-        "for CommitStep. Credit returns when groups are trained or dropped; bytes when their step is committed"
+        f"no credit for {new} more groups in partition {p.name!r}: {p.outstanding()} of {p.max_groups or 'unlimited'} "
+        f"are outstanding, {p.rows.blocks.nbytes} of {p.max_bytes or 'unlimited'} bytes live, {trained} trained groups "
+        "wait for CommitStep. Credit returns when groups are trained or dropped; bytes when their step is committed"
     )

@@ -22,7 +22,7 @@ class SegmentUse:
 class Segments:
     """Live bytes by segment, over all partitions.
 
-    Invariant: `use[s].nbytes` is the sum of `nbytes` over the live blocks in s, and a segment without any is not listed.
+    Invariant: `use[s].nbytes` is the sum of `nbytes` over the live blocks in s; a segment without any is not listed.
     """
 
     def __init__(self) -> None:

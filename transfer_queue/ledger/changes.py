@@ -10,8 +10,8 @@ from transfer_queue.net.messages import Group as GroupView
 class ChangeLog:
     """The groups that changed, each once, with the number of its last change.
 
-    Invariants: `seq` grows by one with each change. Whoever knows the state at number s >= `floor` and is told all groups
-    in `after(s)` as they are now knows the state at `seq`. At most `limit` groups are remembered.
+    Invariants: `seq` grows by one with each change. Whoever knows the state at number s >= `floor` and is told all
+    groups in `after(s)` as they are now knows the state at `seq`. At most `limit` groups are remembered.
     """
 
     def __init__(self, limit: int) -> None:
@@ -35,7 +35,7 @@ class ChangeLog:
             self._entries[uid] = (entry[0], final)
 
     def after(self, since: int) -> list[tuple[str, GroupView | None]] | None:
-        """(uid, final view or None) of groups changed after `since`, oldest change first; None: that is too long ago."""
+        """(uid, final view or None) of groups changed after `since`, oldest first; None: that is too long ago."""
         if not self.floor <= since <= self.seq:
             return None
         found: list[tuple[str, GroupView | None]] = []

@@ -102,7 +102,7 @@ def check_task(task: TaskSpec) -> None:
     if not task.ttl > 0 or task.max_deliver < 1:
         raise Invalid(f"task {task.name!r}: ttl={task.ttl}, max_deliver={task.max_deliver}; both must be positive")
     if task.stage == "prompt" and task.fields:
-        raise Invalid(f"task {task.name!r} leases prompts, which have no rows yet; fields {task.fields} cannot be waited for")
+        raise Invalid(f"task {task.name!r} leases prompts: there are no rows yet whose {task.fields} it could wait for")
 
 
 def some(names: Sequence[str], limit: int = 5) -> str:

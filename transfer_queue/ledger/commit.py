@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Plan:
-    """A commit that was found acceptable: per key its row (None: new) and, if it belongs to a group, group and session."""
+    """A commit that was found acceptable: per key its row (None: new) and, if it has one, its group and session."""
 
     rows: list[int | None] = field(default_factory=list)
     places: list[tuple[Group, int | None] | None] = field(default_factory=list)
@@ -51,12 +51,12 @@ def commit(ledger: Ledger, m: Commit, now: float) -> Committed:
 
 
 def clear(ledger: Ledger, m: Clear, now: float) -> Ok:
-    """Remove plain rows. Rows of trained groups go with CommitStep, those of live ones with Drop; unknown keys are no error."""
+    """Remove plain rows. Those of groups go with CommitStep or Drop; unknown keys are no error."""
     p = ledger.partition(m.partition)
     rows = [p.rows.ids[key] for key in dict.fromkeys(m.keys) if key in p.rows.ids]
     owned = [p.rows.keys[row] for row in rows if (owner := p.rows.owner[row]) is not None and owner.state != "trained"]
     if owned:
-        raise Conflict(f"{some(owned)} belong to groups that are not done; ack or drop the groups instead of clearing rows")
+        raise Conflict(f"{some(owned)} belong to groups that are not done; ack or drop the groups instead")
     p.rows.erase([row for row in rows if p.rows.owner[row] is None])
     return Ok()
 
@@ -88,7 +88,7 @@ def _plan_rows(p: Partition, m: Commit, lease: HeldLease | None) -> _Plan:
         if place is not None:
             _check_write(p, key, row is None, *place, lease)
         elif lease is not None:
-            raise Fenced(f"{key!r} belongs to no group of the lease {_name(lease)} (task {lease.task.name!r}); commit it apart")
+            raise Fenced(f"{key!r} belongs to no group of lease {_name(lease)} ({lease.task.name!r}); commit it apart")
         plan.rows.append(row)
         plan.places.append(place)
     return plan
@@ -118,7 +118,7 @@ def _check_write(
     p: Partition, key: str, new: bool, group: Group, session: int | None, lease: HeldLease | None
 ) -> None:
     if lease is not None and group.lease is not lease:
-        raise Fenced(f"{key!r}: the lease {_name(lease)} no longer covers group {group.uid!r} ({group.state}). Forget it")
+        raise Fenced(f"{key!r}: lease {_name(lease)} does not cover group {group.uid!r} ({group.state}). Forget it")
     if group.state == "trained":
         raise Conflict(f"{key!r} comes too late: group {group.uid!r} is trained")
     if session is None:

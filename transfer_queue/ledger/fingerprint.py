@@ -1,6 +1,6 @@
 """All logical state of a ledger in one digest.
 
-Left out is what cannot be told from outside: the numbers of rows and blocks, spare capacity, entries that a heap will skip.
+Left out is what cannot be told from outside: the numbers of rows and blocks, spare capacity, stale heap entries.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def logical_form(ledger: Ledger) -> object:
     return {
         "life": [leases.epoch, leases.counter, ledger.run, ledger.now],
         "leases": [
-            [lease.token, lease.partition, lease.task, lease.holder, lease.granted, lease.deadline, sorted(lease.groups)]
-            for lease in sorted(leases.held.values(), key=lambda lease: lease.token.counter)
+            [x.token, x.partition, x.task, x.holder, x.granted, x.deadline, sorted(x.groups)]
+            for x in sorted(leases.held.values(), key=lambda x: x.token.counter)
         ],
         "segments": sorted([segment, use.nbytes, len(use.blocks)] for segment, use in ledger.segments.use.items()),
         "partitions": {name: _partition(p) for name, p in ledger.partitions.items()},
@@ -68,8 +68,8 @@ def _group(rows: RowTable, group: Group) -> object:
         return {str(session): [rows.keys[row] for row in ids] for session, ids in sessions.items()}
 
     return [
-        group.uid, group.n, group.order, group.min_sessions, group.tag, rows.keys[group.prompt], group.since, group.state,
-        group.attempt, group.reason, group.delivered, group.prompt_lost, keys(group.closed),
+        group.uid, group.n, group.order, group.min_sessions, group.tag, rows.keys[group.prompt], group.since,
+        group.state, group.attempt, group.reason, group.delivered, group.prompt_lost, keys(group.closed),
         {str(session): why for session, why in group.failures.items()}, keys(group.open_rows),
         group.lease.token if group.lease is not None else None, group.step,
     ]

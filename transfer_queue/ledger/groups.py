@@ -21,8 +21,8 @@ PROMPT_LOST = "prompt lost"
 class Group:
     """See `Partition` for the states and what moves a group between them.
 
-    Invariants: a session is in at most one of `closed`, `failures` and `open_rows`; `lease` is set exactly in the states
-    generating and training; the prompt's row and all rows in `closed` and `open_rows` have this group as owner.
+    Invariants: a session is in at most one of `closed`, `failures` and `open_rows`; `lease` is set exactly in the
+    states generating and training; the prompt's row and all rows in `closed` and `open_rows` have this group as owner.
     """
 
     uid: str

@@ -57,8 +57,8 @@ def ack(ledger: Ledger, m: Ack, now: float) -> Ok:
     groups = _covered(held, m.uids)
     if held.task.stage == "prompt":
         raise Conflict(
-            f"groups {some(m.uids)} have open sessions: a prompt lease ends when all sessions are closed (Commit.closes), "
-            "or by Nack"
+            f"groups {some(m.uids)} have open sessions: a prompt lease ends when all sessions are closed "
+            "(Commit.closes), or by Nack"
         )
     for group in groups:
         p.train(group, m.step, now)
@@ -80,8 +80,8 @@ def _covered(held: HeldLease, uids: list[str]) -> list[Group]:
     missing = [uid for uid in uids if uid not in held.groups]
     if missing:
         raise Fenced(
-            f"lease ({held.token.epoch}, {held.token.counter}) of {held.holder!r} does not cover groups {some(missing)} "
-            "(any more): they ended or were dropped. Nothing was done; repeat it with the others"
+            f"lease ({held.token.epoch}, {held.token.counter}) of {held.holder!r} does not cover groups "
+            f"{some(missing)} (any more): they ended or were dropped. Nothing was done; repeat it with the others"
         )
     return [held.groups[uid] for uid in uids]
 

@@ -36,13 +36,13 @@ class Ledger:
     - A mutation happens as a whole or not at all: every check comes before the first change.
     - Tokens strictly increase, over all lives of the controller.
     - A (task, group) has at most one live lease, and what is written under a token is refused once its lease has ended.
-    - Every admitted group is in exactly one state; one that ended (trained and committed, dropped, dead) never comes back.
+    - Every admitted group is in exactly one state; once ended (dropped, dead, or trained and committed) it stays so.
     - A group is leased whole: with all its rows, or for all its open sessions.
     - The live bytes of a partition are the sum over the blocks in which at least one of its rows lies.
     """
 
     def __init__(self, *, epoch: int = 1, change_log: int = 4096) -> None:
-        """`change_log`: how many changed groups a partition remembers for its watchers; who is further behind gets a snapshot."""
+        """`change_log`: how many changed groups a partition remembers; a watcher further behind gets a snapshot."""
         self.run = ""
         self.partitions: dict[str, Partition] = {}
         self.segments = Segments()

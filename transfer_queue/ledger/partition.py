@@ -1,8 +1,9 @@
 """One partition: its groups and the moves between their states.
 
-    admit ─► pending ──lease──► generating ──last session closed──► ready ──lease──► training ──ack──► trained ─► final
-               ▲                    │                  └► dropped     ▲                 │                │
-               └──── lease ended ───┘                    (too few)    └── lease ended ──┘   restored ────┘ (back to ready)
+    admit ─► pending ──lease──► generating ──all sessions closed──► ready ──lease──► training ──ack──► trained ─► final
+               ▲                    │                 └► dropped      ▲                 │                 │
+               └──── lease ended ───┘                    (too few)    ├── lease ended ──┘                 │
+                                                                      └───────── restored ────────────────┘
 
     any of them ──► dropped(reason), dead(reason)
 """
@@ -30,9 +31,9 @@ class Partition:
 
     - A uid that was ever admitted is either in `groups`, in exactly one state, or in `seen` (its end is final).
     - `by_state[s]` holds exactly the groups in state s, the one that is in it longest first.
-    - `pending` holds exactly the pending groups that have their prompt; `ready[t]` exactly the ready groups all of whose
-      rows have the fields that task t wants.
-    - `max_groups` is never exceeded by the groups that hold credit.
+    - `pending` holds exactly the pending groups that have their prompt; `ready[t]` exactly the ready groups all of
+      whose rows have the fields that task t wants.
+    - No admission takes the groups that hold credit beyond `max_groups` (a restore may bring back more).
     - A group has at most one lease, whatever the task.
     """
 
@@ -145,7 +146,7 @@ class Partition:
         self.settle(group, now, reason)
 
     def reissue(self, group: Group, sessions: list[int] | None, now: float, reason: str) -> None:
-        """Open sessions again (None: all), without their rows, under a new attempt; whoever leases the group is fenced."""
+        """Open sessions again (None: all), without their rows, under a new attempt; the group's holder is fenced."""
         self.leases.end(group)
         self.untrain(group)
         again = [*group.closed, *group.failures] if sessions is None else sessions
@@ -207,8 +208,8 @@ class Partition:
         lease = self.leases.held.get(token)
         if lease is None or lease.partition != self.name:
             raise Fenced(
-                f"lease ({token.epoch}, {token.counter}) is not held in partition {self.name!r}: it ran out, was released, "
-                "or a newer incarnation took over. Drop the work and lease again"
+                f"lease ({token.epoch}, {token.counter}) is not held in partition {self.name!r}: it ran out, was "
+                "released, or a newer incarnation took over. Drop the work and lease again"
             )
         return lease
 

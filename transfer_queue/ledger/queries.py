@@ -25,8 +25,8 @@ def lookup(p: Partition, keys: Sequence[str], fields: Sequence[str] | None) -> L
         if not p.rows.have(name, rows):
             lacking = [key for key, row in found if not p.rows.have(name, [row])]
             raise NotFound(
-                f"field {name!r} is not there (yet) for rows {some(lacking)} of partition {p.name!r}; all rows asked for "
-                f"have {p.rows.common_fields(rows)}"
+                f"field {name!r} is not there (yet) for rows {some(lacking)} of partition {p.name!r}; all rows asked "
+                f"for have {p.rows.common_fields(rows)}"
             )
         block_of[name] = p.rows.places[name].block[at]
     used = np.unique(np.concatenate(list(block_of.values()))) if block_of else np.empty(0, np.int32)
@@ -35,7 +35,8 @@ def lookup(p: Partition, keys: Sequence[str], fields: Sequence[str] | None) -> L
         for name, block in block_of.items()
     ]
     blocks = [p.rows.blocks[number] for number in used.tolist()]
-    return Located(keys=[key for key, _ in found], tags=[p.rows.tags[row] for row in rows], blocks=blocks, places=places)
+    tags = [p.rows.tags[row] for row in rows]
+    return Located(keys=[key for key, _ in found], tags=tags, blocks=blocks, places=places)
 
 
 def listing(p: Partition) -> dict[str, Tag]:

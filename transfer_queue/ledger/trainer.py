@@ -95,7 +95,7 @@ def _lose_rows(p: Partition, rows: list[int], now: float) -> None:
 
 
 def _lose_sessions(p: Partition, group: Group, lost: set[int], now: float) -> None:
-    """A trained group stays trained (only a restore would need its rows); any other is issued again for these sessions."""
+    """A trained group stays trained (only a restore would need its rows); any other is issued again for them."""
     closed = sorted(session for session in lost if session in group.closed)
     if group.state == "trained":
         p.rows.erase([row for session in closed for row in group.closed.pop(session)])

@@ -5,6 +5,9 @@ is the sequence of accepted mutations, so replaying it gives the ledger again. B
 they lie in segments, and a message names them by `Block`.
 """
 
+# pyright: reportGeneralTypeIssues=false
+# (pyright asks each subclass to repeat `frozen=True`, which msgspec inherits.)
+
 from __future__ import annotations
 
 from typing import Any, Literal
@@ -442,7 +445,9 @@ class Keep(Message, tag=True):
     segments: list[int]
 
 
-Reply = Ok | Failed | Welcome | Committed | Located | Leased | Listing | Changes | QueueStats | Granted | Restored | Keep
+Reply = (
+    Ok | Failed | Welcome | Committed | Located | Leased | Listing | Changes | QueueStats | Granted | Restored | Keep
+)
 
 
 # --- pushed from the controller to a unit ------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def _records(path: Path, data: bytes, run: str | None) -> Iterator[Record]:
         try:
             record = decoder.decode(payload)
         except msgspec.MsgspecError as error:
-            raise Corrupt(f"{path}: the record at byte {at} is no journal record of format {FORMAT}: {error}") from error
+            raise Corrupt(f"{path}: the record at byte {at} is none of format {FORMAT}: {error}") from error
         seq += 1
         _check_order(path, at, seq, record, run)
         yield record
@@ -181,7 +181,7 @@ def _check_order(path: Path, at: int, seq: int, record: Record, run: str | None)
         raise Corrupt(f"{path} belongs to run {life.run!r}, not to {run!r}; start in that run's directory")
 
 
-_ADVICE = "Restore the file from a copy, or remove it and resume from a checkpoint (finished groups since then are redone)."
+_ADVICE = "Restore the file from a copy, or remove it and resume from a checkpoint (what was done since is redone)."
 
 
 def _guard(length: int) -> int:
