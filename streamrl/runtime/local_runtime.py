@@ -41,7 +41,8 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         local = await stack.enter_async_context(_start_queue(config, run))
         queue = local.client("trainer")
         servers = {
-            f"server-{i}": build_server(settings.rollout_server(config, run, i)) for i in range(_replicas(config))
+            f"server-{i}": build_server(settings.rollout_server(config, run, i), events)
+            for i in range(_replicas(config))
         }
         for server in servers.values():
             stack.push_async_callback(server.close)

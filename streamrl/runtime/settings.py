@@ -63,4 +63,6 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
         device=config.trainer.device,
         seed=seed + replica,
         sim=rollout.sim,
+        server=f"server-{replica}",
+        events_dir=str(run.path / "events"),
     )
