@@ -23,6 +23,7 @@ from transfer_queue.net.codec import decode_request, decode_response, encode
 from transfer_queue.net.messages import Request, Response
 from transfer_queue.net.transport import LOCAL_RUN, LocalTransport
 from transfer_queue.storage.journal import NullJournal
+from transfer_queue.storage.leftovers import LOCAL_PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
 from transfer_queue.storage.unit_files import UnitFiles
 from transfer_queue.unit import Unit
@@ -104,7 +105,8 @@ class LocalQueue:
             home = Path(directory) / "unit-0"
         else:
             parent, _ = choose_storage(storage_dir, 1, None)
-            home = parent / f"tq-local-{secrets.token_hex(6)}"
+            remove_leftovers(parent)
+            home = parent / f"{LOCAL_PREFIX}{secrets.token_hex(6)}"
         self._unit = Unit(UnitFiles(home, 0, budget=budget), "ipc://nowhere", segment_bytes)
         transport = self._transport("unit-0")
         transport.on_push = self._unit.push

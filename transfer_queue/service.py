@@ -40,6 +40,9 @@ SHORT_LIFE = 1.0
 
 LONGEST_PAUSE = 2.0
 
+LOCK_WAIT = 2.0
+"""Seconds to wait for a service on the same directory that was killed and is not wholly gone yet."""
+
 
 @dataclass(slots=True)
 class _Child:
@@ -81,8 +84,8 @@ class QueueService:
         with self._guard:
             if self._thread is not None:
                 return self.address
-            self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=5.0)
-            self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=5.0)
+            self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=LOCK_WAIT)
+            self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=LOCK_WAIT)
             self._thread = LoopThread("queue-service")
             try:
                 self._thread.run(self._start(timeout))
@@ -192,16 +195,15 @@ class QueueService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for child in reversed(self._children):
-            if child.process is not None and child.process.returncode is None:
-                child.process.terminate()
-        for child in reversed(self._children):
+        await asyncio.gather(*(self._end(child) for child in self._children[1:]))
+        for child in self._children[:1]:  # the controller last, so that the units can say Bye
             await self._end(child)
 
     async def _end(self, child: _Child) -> None:
         process = child.process
         if process is None or process.returncode is not None:
             return
+        process.terminate()
         await asyncio.wait([exited(process.pid)], timeout=3.0)
         if process.poll() is None:
             log.warning("%s does not end; killing it", child.name)

@@ -45,13 +45,14 @@ class Unit:
         self.files = files
         self._segment_bytes = segment_bytes
         self.info = UnitInfo(files.unit, str(files.directory), endpoint, files.nonce)
-        self._pushes: asyncio.Queue[Push] = asyncio.Queue()
+        self._pushes: asyncio.Queue[tuple[int, Push]] = asyncio.Queue()
+        self._life = 0  # of the controller: its orders before the last registration are void
         self._files_free = asyncio.Lock()
 
     async def register(self, transport: Transport) -> None:
-        """Tell the controller what is here and remove what it does not know. Orders of an earlier life are void."""
+        """Tell the controller what is here and remove what it does not know."""
         async with self._files_free:
-            self._pushes = asyncio.Queue()
+            self._life += 1
             inventory = self.files.inventory()
             reply = await transport.request(RegisterUnit(self.info, self._segment_bytes, self.files.budget, inventory))
             assert isinstance(reply, Keep), reply
@@ -60,16 +61,19 @@ class Unit:
 
     def push(self, push: Push) -> None:
         """Take an order of the controller; done in order of arrival by `work`."""
-        self._pushes.put_nowait(push)
+        self._pushes.put_nowait((self._life, push))
 
     async def work(self, transport: Transport, in_thread: Callable = asyncio.to_thread) -> None:
         """Carry out pushes, for ever. Making a large segment takes a while, so it happens beside the loop."""
         while True:
-            push = await self._pushes.get()
-            if isinstance(push, FreeSegments):
-                self.files.free(push.segments)
-                continue
-            answer = await in_thread(self._make, push)
+            life, push = await self._pushes.get()
+            async with self._files_free:
+                if life != self._life:
+                    continue
+                if isinstance(push, FreeSegments):
+                    self.files.free(push.segments)
+                    continue
+                answer = await in_thread(self._make, push)
             try:
                 await transport.request(answer)
             except QueueError as error:  # a new controller has not seen this unit yet: it will ask again

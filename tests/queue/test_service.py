@@ -1,0 +1,285 @@
+"""The queue as processes of their own: what a kill -9 of any of them does to clients (nothing), and who gets in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from transfer_queue.client import QueueClient
+from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid
+from transfer_queue.keys import row_key
+from transfer_queue.net.codec import decode_response, encode
+from transfer_queue.net.messages import VERSION, Failed, GroupSpec, Hello, Request, SessionClose, Stats, TaskSpec
+from transfer_queue.service import QueueService, read_address
+from transfer_queue.sync_client import SyncQueueClient
+
+GENERATE = TaskSpec("generate", "prompt", "clock", 20.0)
+TRAIN = TaskSpec("train", "rows", "incarnation")
+
+
+@pytest.fixture
+async def service(tmp_path):
+    service = QueueService(
+        tmp_path / "queue", storage_dir=tmp_path, unit_budget_bytes=64 << 20, segment_bytes=256 << 10
+    )
+    await service.astart()
+    yield service
+    await service.astop(clean=True)
+
+
+@pytest.fixture
+async def client(service):
+    client = await QueueClient.connect(service.address, name="trainer")
+    yield client
+    await client.close()
+
+
+def kill(service: QueueService, *names: str) -> None:
+    for name, pid in service.pids().items():
+        if any(name.startswith(prefix) for prefix in names):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def traffic(client: QueueClient, acknowledged: dict[str, np.ndarray], stop: asyncio.Event) -> None:
+    """Put rows one after the other until told to stop; note those that were acknowledged."""
+    i = 0
+    while not stop.is_set():
+        row = np.arange(i, i + 500)
+        await client.put("p", [f"k{i}"], {"x": [row], "o": [{"i": i}]}, tags=[{"i": i}])
+        acknowledged[f"k{i}"] = row
+        i += 1
+
+
+async def assert_nothing_lost(client: QueueClient, acknowledged: dict[str, np.ndarray]) -> None:
+    keys = list(acknowledged)
+    got = await client.get("p", keys)
+    assert all(np.array_equal(a, acknowledged[k]) for a, k in zip(got["x"].rows_list(), keys, strict=True))
+    assert {tag["i"] for tag in (await client.list("p"))["p"].values()} >= set(range(len(keys)))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victims", [("controller",), ("unit",), ("controller", "unit")])
+async def test_a_kill_loses_nothing_acknowledged_and_calls_go_on(service, client, victims):
+    acknowledged: dict[str, np.ndarray] = {}
+    stop = asyncio.Event()
+    putting = asyncio.create_task(traffic(client, acknowledged, stop))
+    for _ in range(2):
+        await asyncio.sleep(0.3)
+        before = len(acknowledged)
+        kill(service, *victims)
+    await asyncio.sleep(1.0)
+    stop.set()
+    await asyncio.wait_for(putting, 10)
+    assert len(acknowledged) > before + 5
+    await assert_nothing_lost(client, acknowledged)
+    assert all(count >= 1 for name, count in service.restarts().items() if name.startswith(victims))
+
+
+@pytest.mark.chaos
+async def test_a_waiting_call_survives_the_death_of_the_controller(service, client):
+    await client.open_partition("p", tasks=[GENERATE])
+    worker = await QueueClient.connect(service.address, name="worker")
+    waiting = asyncio.create_task(worker.lease("p", "generate", groups=1, wait=20))
+    await asyncio.sleep(0.1)
+    kill(service, "controller")
+    await client.admit("p", [GroupSpec("u0", 1, 0)], {"raw_prompt": ["?"]})
+    leased = await asyncio.wait_for(waiting, 5)
+    assert leased.groups[0].uid == "u0"
+    closes = [SessionClose("u0", 0, [row_key("u0", 0)])]
+    kill(service, "controller")
+    await worker.put("p", [row_key("u0", 0)], {"x": np.arange(1)}, token=leased.token, closes=closes)
+    await worker.close()
+
+
+@pytest.mark.chaos
+async def test_a_killed_service_started_again_on_its_directory_goes_on(tmp_path):
+    """The service runs in a process of its own, which is killed: its children die with it, the bytes stay."""
+    directory = tmp_path / "queue"
+    owner = start_owner(directory, tmp_path)
+    client = await QueueClient.connect(read_address(directory), name="trainer")
+    acknowledged: dict[str, np.ndarray] = {}
+    stop = asyncio.Event()
+    putting = asyncio.create_task(traffic(client, acknowledged, stop))
+    await asyncio.sleep(0.3)
+    owner.kill()
+    owner.wait()
+    before = len(acknowledged)
+    service = QueueService(directory, storage_dir=tmp_path)
+    await service.astart()
+    await asyncio.sleep(0.3)
+    stop.set()
+    await asyncio.wait_for(putting, 10)
+    assert len(acknowledged) > before + 5
+    await assert_nothing_lost(client, acknowledged)
+    await client.close()
+    await service.astop(clean=True)
+
+
+def start_owner(directory: Path, storage: Path) -> subprocess.Popen:
+    code = f"""
+        import sys, threading
+        from transfer_queue.service import QueueService
+        QueueService({str(directory)!r}, storage_dir={str(storage)!r}, unit_budget_bytes=64 << 20).start()
+        sys.stdout.write("ready\\n"); sys.stdout.flush()
+        threading.Event().wait()
+    """
+    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, cwd=Path.cwd())
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"ready\n"
+    return owner
+
+
+@pytest.mark.chaos
+async def test_the_death_of_a_client_is_noticed_at_once_and_its_lease_goes_back(service, client):
+    await client.open_partition("p", tasks=[TaskSpec("generate", "prompt", "clock", 600.0)])
+    await client.admit("p", [GroupSpec("u0", 1, 0)], {"raw_prompt": ["?"]})
+    code = f"""
+        import os
+        from transfer_queue.sync_client import SyncQueueClient
+        worker = SyncQueueClient({service.address!r}, "worker")
+        worker.lease("p", "generate", groups=1)
+        os.kill(os.getpid(), 9)
+    """
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", textwrap.dedent(code)])
+    again = await client.lease("p", "generate", groups=1, wait=2)
+    assert again.groups[0].attempt == 1
+
+
+async def test_reads_and_writes_over_the_wire_give_the_same_bytes(service, client):
+    remote = await QueueClient.connect(service.address, name="elsewhere", force_remote=True)
+    big = np.random.default_rng(0).integers(0, 255, (2, 20 << 20), dtype=np.uint8)
+    await remote.put("p", ["a", "b"], {"big": big, "o": ["x", {"y": 1}]})
+    for reader in (client, remote):
+        got = await reader.get("p", ["b", "a"])
+        assert np.array_equal(got["big"].values, big[::-1])
+        assert got["o"].rows_list() == [{"y": 1}, "x"]
+    await remote.close()
+
+
+@pytest.mark.chaos
+async def test_a_remote_read_survives_the_death_of_the_unit(service, client):
+    remote = await QueueClient.connect(service.address, name="elsewhere", force_remote=True)
+    await client.put("p", ["a"], {"x": np.arange(1000)[None]})
+    await remote.get("p", ["a"])
+    kill(service, "unit")
+    assert (await asyncio.wait_for(remote.get("p", ["a"]), 10))["x"].values[0, 999] == 999
+    await remote.close()
+
+
+async def test_a_client_with_a_wrong_key_or_run_is_refused(service, tmp_path):
+    (tmp_path / "wrong").write_text("0" * 64)
+    with pytest.raises(Invalid, match="key"):
+        await QueueClient.connect({**service.address, "key_file": str(tmp_path / "wrong")}, name="x", timeout=5)
+    with pytest.raises(Invalid, match="run"):
+        await QueueClient.connect({**service.address, "run": "other"}, name="x", timeout=5)
+
+
+async def test_a_stranger_gets_failed_and_nothing_else(service, client):
+    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket.connect(service.address["socket"])
+    socket.setsockopt(zmq.RCVTIMEO, 2000)
+    hello = Hello(VERSION, service.address["run"], "", "stranger", os.getpid())
+    for request in (Request(1, Stats()), Request(2, hello), Request(3, Stats())):
+        socket.send(encode(request))
+        assert isinstance(decode_response(await asyncio.to_thread(socket.recv)).body, Failed)
+    socket.close(linger=0)
+    assert (await client.stats()).clients == 1
+
+
+async def test_malformed_frames_are_ignored_by_controller_and_units(service, client):
+    sockets = Path(service.address["socket"].removeprefix("ipc://")).parent
+    for name in ("c", "u0", "u1"):
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.connect(f"ipc://{sockets / name}")
+        for frames in ([b""], [b"\xc1"], [b"\x91" * 100_000], [b"a", b"b"], [os.urandom(1000)] * 3, [b"\x92\x01\x80"]):
+            socket.send_multipart(frames)
+        socket.close(linger=200)
+    before = service.pids()
+    await client.put("p", ["a"], {"x": np.arange(1)})
+    remote = await QueueClient.connect(service.address, name="elsewhere", force_remote=True)
+    assert (await remote.get("p", ["a"]))["x"].values.tolist() == [0]
+    await remote.close()
+    assert service.pids() == before
+
+
+async def test_what_the_queue_writes_is_private(service, client):
+    await client.put("p", ["a"], {"x": np.arange(1)})
+    sockets = Path(service.address["socket"].removeprefix("ipc://")).parent
+    (unit, *_) = (await client.lookup("p", ["a"])).units
+    for directory in (sockets, Path(unit.directory), service.directory):
+        assert directory.stat().st_mode & 0o077 == 0
+    segments = Path(unit.directory).iterdir()  # noqa: ASYNC240
+    for file in (service.directory / "key", service.directory / "journal", *segments):
+        assert file.stat().st_mode & 0o077 == 0
+
+
+async def test_a_clean_stop_ends_all_processes_and_removes_the_bytes(tmp_path):
+    service = QueueService(tmp_path / "queue", storage_dir=tmp_path)
+    await service.astart()
+    pids = list(service.pids().values())
+    assert len(pids) == 3
+    await service.astop(clean=True)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)  # noqa: ASYNC240
+    assert os.listdir(tmp_path) == ["queue"]
+
+
+def test_a_second_service_on_a_directory_is_refused_while_the_first_lives(tmp_path):
+    with QueueService(tmp_path / "queue", storage_dir=tmp_path, units=1) as first:
+        second = QueueService(tmp_path / "queue", storage_dir=tmp_path, units=1)
+        with pytest.raises(Invalid, match="held by process"):
+            second.start()
+        assert len(first.pids()) == 2
+
+
+def test_storage_that_cannot_work_is_an_error_before_anything_starts(tmp_path):
+    with pytest.raises(Invalid, match=r"lower unit_budget_bytes.*set storage_dir"):
+        QueueService(tmp_path / "queue", storage_dir=tmp_path, unit_budget_bytes=1 << 60)
+    with pytest.raises(Invalid, match="does not exist"):
+        QueueService(tmp_path / "queue", storage_dir=tmp_path / "nowhere")
+    assert not (tmp_path / "queue").exists()
+
+
+async def test_an_address_without_a_queue_fails_with_what_to_do(tmp_path, service):
+    with pytest.raises(Disconnected, match="start a QueueService"):
+        read_address(tmp_path / "nothing")
+    nowhere = {**service.address, "socket": f"ipc://{tmp_path}/nobody"}
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"'x' waited 0\.3 s .* start the queue service"):
+        await QueueClient.connect(nowhere, name="x", timeout=0.3)
+    assert time.monotonic() - began < 2
+    with pytest.raises(Invalid, match="tcp is only served with CURVE"):
+        await QueueClient.connect({**service.address, "socket": "tcp://127.0.0.1:5555"}, name="x")
+
+
+def test_a_rank_without_an_event_loop_uses_the_same_verbs(tmp_path):
+    with QueueService(tmp_path / "queue", storage_dir=tmp_path, units=1) as service:
+        with SyncQueueClient(service.address, "rank-0") as rank:
+            rank.put("p", ["a"], {"x": np.arange(2)[None]}, tags=[{"seq_len": 2}])
+            assert rank.get("p", ["a"])["x"].values.tolist() == [[0, 1]]
+            assert rank.list() == {"p": {"a": {"seq_len": 2}}}
+        with pytest.raises(RuntimeError, match="was closed"):
+            rank.stats()
+
+
+async def test_stat_shows_the_queue(service, client):
+    await client.put("p", ["a"], {"x": np.arange(1)})
+    command = [sys.executable, "-m", "transfer_queue", "stat", str(service.directory)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    assert '"rows": 1' in done.stdout
+
+
+def test_a_long_directory_still_has_sockets_with_short_paths(tmp_path):
+    deep = tmp_path / ("x" * 60) / ("y" * 60)
+    with QueueService(deep, storage_dir=tmp_path, units=1) as service:
+        assert len(service.address["socket"]) < 107
+        assert QueueService(deep, storage_dir=tmp_path, units=1).address == service.address
