@@ -61,23 +61,14 @@ class RoutedClient:
 
     async def generate(self, prompt_ids: list[int], sampling: SamplingParams, *, session: str) -> Generation:
         """Raises ServerDied (retries exhausted, or NoServer) and ContextOverflow; "aborted" only after `close`."""
-        done = Generation()
-        deaths, pause, barren_since = 0, self._patience.first_pause, None
-        while True:
+        done, setbacks = Generation(), _Setbacks(session, self._patience)
+        while (ticket := await self._acquire(session, len(prompt_ids) + sampling.max_tokens)) is not None:
             left = sampling.max_tokens - len(done.token_ids)
-            ticket = await self._acquire(session, len(prompt_ids) + sampling.max_tokens)
-            if ticket is None:
-                done.stop_reason = "aborted"
-                return done
             try:
                 piece = await self._call(ticket, prompt_ids + done.token_ids, replace(sampling, max_tokens=left))
             except ServerDied as error:
                 self._take_out(ticket, str(error))
-                deaths += 1
-                if deaths >= self._patience.deaths:
-                    raise ServerDied(
-                        f"{session}: {deaths} servers died under this request; the last: {error}"
-                    ) from error
+                setbacks.count_death(error)
                 continue
             finally:
                 self.router.release(ticket)
@@ -86,16 +77,9 @@ class RoutedClient:
                 self.router.observe(ticket.server, max(piece.weight_versions))
             if done.stop_reason != "aborted":
                 return done
-            if piece.token_ids:
-                pause, barren_since = self._patience.first_pause, None
-                continue
-            barren_since = self._now() if barren_since is None else barren_since
-            if self._now() - barren_since > self._patience.healthy:
-                raise ServerDied(
-                    f"{session}: server {ticket.server} kept aborting for {self._patience.healthy:g} s without a token"
-                )
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, self._patience.longest_pause)
+            await setbacks.pause(ticket.server, progress=bool(piece.token_ids))
+        done.stop_reason = "aborted"
+        return done
 
     def set_servers(self, servers: Mapping[str, LLMServer]) -> None:
         """The servers are now these: new or exchanged handles join after a health check, missing ones leave."""
@@ -209,9 +193,37 @@ class RoutedClient:
             self._fault = error
             self._changed.set()
 
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+
+class _Setbacks:
+    """What went wrong with one request, and when that is enough."""
+
+    def __init__(self, session: str, patience: Patience) -> None:
+        self._session = session
+        self._patience = patience
+        self._deaths = 0
+        self._barren_since: float | None = None
+        self._pause = patience.first_pause
+
+    def count_death(self, error: ServerDied) -> None:
+        self._deaths += 1
+        if self._deaths >= self._patience.deaths:
+            raise ServerDied(
+                f"{self._session}: {self._deaths} servers died under this request; the last: {error}"
+            ) from error
+
+    async def pause(self, server: str, *, progress: bool) -> None:
+        """After an abort: none if it brought tokens, else growing ones, and ServerDied in the end."""
+        if progress:
+            self._barren_since, self._pause = None, self._patience.first_pause
+            return
+        now = asyncio.get_running_loop().time()
+        self._barren_since = now if self._barren_since is None else self._barren_since
+        if now - self._barren_since > self._patience.healthy:
+            raise ServerDied(
+                f"{self._session}: server {server} kept aborting for {self._patience.healthy:g} s without a token"
+            )
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, self._patience.longest_pause)
 
 
 def _extend(done: Generation, piece: Generation, sampling: SamplingParams, server: str) -> None:

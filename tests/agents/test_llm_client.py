@@ -149,6 +149,17 @@ def test_a_cancelled_request_frees_its_slot() -> None:
     run_virtual(main())
 
 
+def test_a_server_that_aborts_without_a_token_is_not_hammered_and_not_waited_for_for_ever() -> None:
+    async def main() -> None:
+        server = FakeServer(lambda p, s: Generation(stop_reason="aborted"))
+        client = RoutedClient({"a": server}, patience=QUICK)
+        with pytest.raises(ServerDied, match="server a kept aborting for 10 s without a token"):
+            await client.generate(PROMPT, SamplingParams(20), session="s")
+        assert len(server.calls) < 12
+
+    run_virtual(main())
+
+
 def test_a_request_under_which_every_server_dies_is_given_up() -> None:
     async def main() -> None:
         servers = {f"s{i}": FakeServer(lambda p, s: ServerDied("crashed")) for i in range(2)}

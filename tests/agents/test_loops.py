@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_loop.llm.client import RoutedClient
 from agent_loop.llm.protocol import SamplingParams
@@ -202,6 +204,43 @@ def test_a_tool_error_is_told_to_the_model() -> None:
             raise ToolError("not today")
 
     assert tool_text(slow(1), "= 1", tools=[Refusing()]) == "error: not today"
+
+
+TURNS = st.lists(
+    st.sampled_from([CALL, CALL * 3, "= 391", "<tool_call>{", '<tool_call>{"name": "x"}</tool_call>', "", "é" * 30]),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(
+    turns=TURNS,
+    response_length=st.integers(1, 400),
+    max_turns=st.none() | st.integers(1, 4),
+    parallel=st.integers(1, 3),
+)
+def test_whatever_the_model_says_budgets_hold_and_tokens_in_are_tokens_out(
+    turns: list[str], response_length: int, max_turns: int | None, parallel: int
+) -> None:
+    trajectory, ctx, server = play(
+        *turns, response_length=response_length, max_turns=max_turns, max_parallel_calls=parallel
+    )
+    whole = trajectory.prompt_ids + trajectory.response_ids
+    assert all(whole[: len(prompt)] == prompt for _, prompt, _ in server.calls), (
+        "history is extended, never re-rendered"
+    )
+    assert ctx.metrics.get("tool_calls", 0) <= parallel * len(server.calls)
+    assert max_turns is None or len(server.calls) <= max_turns
+    assert sum(sampling.max_tokens for _, _, sampling in server.calls) >= sum(trajectory.response_mask)
+
+
+def test_a_tool_gets_what_the_row_says_to_it() -> None:
+    tool = Slow()
+    row = {**ROW, "tools_kwargs": {"slow": {"secret": 5}}}
+    llm = RoutedClient({"a": FakeServer(says(slow(0), "= 1"))})
+    ctx = AgentContext(llm, CHAT, SamplingParams(1), Budgets(response_length=900), "s", 0, {"slow": tool})
+    run_virtual(load_agent_loop("tool_agent").run(row, ctx))
+    assert tool.contexts[0].kwargs == {"secret": 5}
 
 
 def test_budgets_are_checked() -> None:
