@@ -63,7 +63,7 @@ class Reference:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
         return losses
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup, ResourcePool, WorkerGroup
+from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup, RankInfo, ResourcePool, WorkerGroup
 from streamrl.weight_sync import WeightStore
 from streamrl.workers.actor import ActorWorker
+from streamrl.workers.settings import ActorSettings
 from tests.workers.tiny import FileStore, make_model, make_rows, settings
 from transfer_queue.metadata import KVBatchMeta
 
@@ -18,7 +19,7 @@ from transfer_queue.metadata import KVBatchMeta
 class FileActor(ActorWorker):
     """Its rows come from a file, so that they need no queue."""
 
-    def __init__(self, rank, settings, path: str) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def __init__(self, rank: RankInfo, settings: ActorSettings, path: str) -> None:
         super().__init__(rank, settings, FileStore(path))
 
 

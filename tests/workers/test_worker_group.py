@@ -55,7 +55,8 @@ def test_each_mini_batch_is_balanced_by_itself() -> None:
         assert share.extra_info
         assert share.extra_info["mini_batches"] == 2
         assert set(share.extra_info["mini_batch"]) == set(share.keys)
-        first = [tag["seq_len"] for key, tag in zip(share.keys, share.tags) if share.extra_info["mini_batch"][key] == 0]
+        lengths = dict(zip(share.keys, (tag["seq_len"] for tag in share.tags), strict=True))
+        first = [lengths[key] for key, index in share.extra_info["mini_batch"].items() if index == 0]
         assert sum(first) == 110
         assert share.keys == sorted(share.keys)
 
@@ -69,7 +70,8 @@ def test_a_share_may_be_empty_and_per_row_values_are_narrowed() -> None:
     batch = batch_of([7], advantages={"p0_0_0": 1.5}, temperature=0.9)
     full, empty = split_batch(batch, 2)
     assert (full.keys, empty.keys) == (["p0_0_0"], [])
-    assert full.extra_info and empty.extra_info
+    assert full.extra_info
+    assert empty.extra_info
     assert full.extra_info["advantages"] == {"p0_0_0": 1.5}
     assert empty.extra_info["advantages"] == {}
     assert empty.extra_info["temperature"] == 0.9
@@ -236,8 +238,8 @@ def test_a_stuck_rank_is_named_after_the_deadline(ray_cluster: None) -> None:
 
 def test_the_controller_imports_no_torch() -> None:
     code = (
-        "import sys, streamrl.single_controller as s, streamrl.algorithms.advantages, streamrl.single_controller.dispatch;"
-        "s.RayWorkerGroup; import streamrl.workers.actor, streamrl.workers.settings;"
+        "import sys, streamrl.single_controller as s, streamrl.algorithms.advantages; s.RayWorkerGroup;"
+        " import streamrl.workers.actor, streamrl.workers.settings;"
         "assert not {'torch', 'tensordict', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

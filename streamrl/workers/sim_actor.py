@@ -1,0 +1,107 @@
+"""The actor's methods without a model: they take the time of one, on the clock of the caller's loop.
+
+For runs on the `sim` server, where the flow of groups, versions and steps is what is looked at. Its "weights" are a
+digest of everything trained so far and in which order, so two runs that trained the same have equal digests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamrl.single_controller.decorator import Dispatch, register
+from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
+from streamrl.single_controller.worker import RankInfo, Worker
+from streamrl.weight_sync.protocol import WeightInfo
+from streamrl.workers.actor import fields_read
+from streamrl.workers.preparation import mini_batch_rows
+from transfer_queue.metadata import KVBatchMeta
+
+Sleep = Callable[[float], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SimTiming:
+    """Seconds."""
+
+    per_step: float = 0.05
+    """Of an optimizer step, whatever is in it."""
+    per_token: float = 1e-5
+    """Of forward and backward; a forward alone takes a third."""
+    publish: float = 0.02
+
+
+class SimActorWorker(Worker):
+    """World size 1, for `LocalWorkerGroup(inline=True)`. `queue` (async) is read as the real actor reads it."""
+
+    def __init__(self, rank: RankInfo, timing: SimTiming, *, queue: Any = None, sleep: Sleep = asyncio.sleep) -> None:
+        super().__init__(rank)
+        self._timing, self._queue, self._sleep = timing, queue, sleep
+        self._digest = hashlib.sha256(b"base").hexdigest()
+
+    @register(Dispatch.RANK_ZERO)
+    async def init_model(self) -> dict[str, Any]:
+        return {"model_type": "sim", "parameters": 0, "world_size": 1, "device": "none"}
+
+    @register(Dispatch.DP_COMPUTE)
+    async def compute_log_prob(self, batch: KVBatchMeta) -> dict[str, Metric]:
+        """Takes its time; writes nothing, since there is no policy whose log-probs it could be."""
+        seconds = self._timing.per_token * _tokens(batch) / 3
+        await self._sleep(seconds)
+        return {"timing_s/old_log_prob": Peak(seconds)}
+
+    @register(Dispatch.DP_COMPUTE)
+    async def update_actor(self, batch: KVBatchMeta) -> dict[str, Metric]:
+        info = batch.extra_info or {}
+        bytes_read = await self._read(batch, info.get("max_age"))
+        steps = sum(1 for rows in mini_batch_rows(batch.keys, info) if rows)
+        seconds = self._timing.per_step * steps + self._timing.per_token * _tokens(batch)
+        await self._sleep(seconds)
+        trained = json.dumps([batch.keys, info.get("advantages")], sort_keys=True)
+        self._digest = hashlib.sha256((self._digest + trained).encode()).hexdigest()
+        return {
+            "actor/optimizer_steps": Mean(steps),
+            "rows/trained": Total(len(batch)),
+            "perf/total_num_tokens": Total(_tokens(batch)),
+            "data/bytes_read": Total(bytes_read),
+            "timing_s/update_actor": Peak(seconds),
+        }
+
+    async def _read(self, batch: KVBatchMeta, max_age: int | None) -> int:
+        if self._queue is None or not batch.keys:
+            return 0
+        fields = fields_read("update_actor", "bypass", max_age)
+        columns = await self._queue.get(batch.partition_id, batch.keys, fields)
+        return sum(column[i].nbytes for column in columns.values() for i in range(len(batch.keys)))
+
+    @register(Dispatch.RANK_ZERO)
+    async def publish_weights(self, version: int, weights_dir: str = "") -> WeightInfo:
+        """No file: the `sim` server takes the version and asks for none."""
+        await self._sleep(self._timing.publish)
+        return WeightInfo(version, "", 0, self._timing.publish)
+
+    @register(Dispatch.RANK_ZERO)
+    async def state_digest(self) -> str:
+        return self._digest
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, directory: str) -> None:
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "state.json").write_text(json.dumps({"digest": self._digest}))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, directory: str) -> None:
+        self._digest = json.loads((Path(directory) / "state.json").read_text())["digest"]
+
+    @register(Dispatch.ONE_TO_ALL)
+    async def close(self) -> None: ...  # type: ignore[override]
+
+
+def _tokens(batch: KVBatchMeta) -> int:
+    return sum(int(tag["seq_len"]) for tag in batch.tags)
