@@ -82,8 +82,6 @@ def _checked(overrides: Sequence[str], config_dir: str | None) -> StreamRLConfig
         print(f"note: without effect here, kept for verl's sake: {', '.join(loaded.inert)}", file=sys.stderr)
     config = loaded.config
     val_dataset(config)
-    if config.trainer.val_only:
-        return config
     steps = training_steps(config, len(train_dataset(config)))
     return replace(config, trainer=replace(config.trainer, total_training_steps=steps))
 

@@ -53,6 +53,12 @@ def _algorithm(config: StreamRLConfig) -> Iterator[str]:
         yield f"{ROLLOUT}.n={n}: algorithm.adv_estimator=grpo compares the samples of a prompt and needs n >= 2"
     if actor.clip_ratio_c <= 1:
         yield f"{ACTOR}.clip_ratio_c={actor.clip_ratio_c:g}: the dual clip bounds a ratio above 1; verl's value is 3.0"
+    correction = config.algorithm.rollout_correction
+    if correction.bypass_mode and correction.rollout_is is not None:
+        yield (
+            f"algorithm.rollout_correction.rollout_is={correction.rollout_is} has no effect with bypass_mode=true (the "
+            "old policy is the rollout policy); set algorithm.rollout_correction.bypass_mode=false or rollout_is=null"
+        )
     if actor.clip_ratio_low is not None and actor.clip_ratio_low >= 1:
         yield f"{ACTOR}.clip_ratio_low={actor.clip_ratio_low:g} must be below 1 (the ratio is clipped at 1 - it)"
 
@@ -71,13 +77,18 @@ def _placement(config: StreamRLConfig) -> Iterator[str]:
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
     if config.runtime == "local" and ranks > 1:
         yield f"runtime=local trains in one process, not {ranks} ranks; set trainer.n_gpus_per_node=1 trainer.nnodes=1"
+    rollout, simulated = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.strategy == "sim"
+    if simulated and config.runtime != "local":
+        yield f"{ACTOR}.strategy=sim runs in one process; set runtime=local"
+    if rollout.name == "sim" and rollout.sim.clock == "virtual" and not simulated:
+        yield f"{ROLLOUT}.sim.clock=virtual needs a simulated actor, too; set runtime=local {ACTOR}.strategy=sim"
 
 
 def _datasets(config: StreamRLConfig) -> Iterator[str]:
     data, trainer = config.data, config.trainer
-    if not data.train_files and not trainer.val_only:
+    if not data.train_files:
         yield "data.train_files is not set; name jsonl, json or parquet files, or start with experiment=calculator"
-    if not data.val_files and (trainer.val_before_train or trainer.val_only or trainer.test_freq > 0):
+    if not data.val_files and (trainer.val_before_train or trainer.test_freq > 0):
         yield "data.val_files is not set; name files, or set trainer.val_before_train=false and trainer.test_freq=-1"
     for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
         for file in files:
@@ -96,14 +107,13 @@ def _dataset_file(key: str, file: str) -> Iterator[str]:
 
 def _model(config: StreamRLConfig) -> Iterator[str]:
     model, parts = config.actor_rollout_ref.model, config.actor_rollout_ref
-    if parts.actor.strategy == "sim" and parts.rollout.name == "sim":
-        return
+    simulated = parts.actor.strategy == "sim" and parts.rollout.name == "sim"  # then only the tokenizer is read
     key = "actor_rollout_ref.model.path"
     if not model.path:
         yield f"{key} is not set; name a directory with config.json, safetensors weights and tokenizer"
     elif find(model.path) is None:
         yield f"{key}: there is no directory {model.path}{looked_in(model.path)}; a hub name must be downloaded first"
-    elif not Path(model.path, "config.json").is_file():
+    elif not simulated and not Path(model.path, "config.json").is_file():
         yield f"{key}: {model.path} has no config.json, so it is no model directory"
     elif model.tokenizer_path and not any(Path(model.tokenizer_path).glob("tokenizer*")):
         yield f"actor_rollout_ref.model.tokenizer_path: there is no tokenizer in {model.tokenizer_path}"

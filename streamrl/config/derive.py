@@ -61,10 +61,12 @@ def _actor(actor: ActorConfig, data: DataConfig) -> ActorConfig:
 def _rollout(rollout: RolloutConfig, data: DataConfig, seed: int) -> RolloutConfig:
     custom = split_file_object(rollout.agent.default_agent_loop)
     loop = f"{_existing(custom[0])}:{custom[1]}" if custom else rollout.agent.default_agent_loop
+    turns = rollout.multi_turn.max_assistant_turns or data.max_response_length  # a turn takes a token at least
     return replace(
         rollout,
         seed=seed if rollout.seed is None else rollout.seed,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        multi_turn=replace(rollout.multi_turn, max_assistant_turns=turns),
         agent=replace(rollout.agent, default_agent_loop=loop),
     )
 

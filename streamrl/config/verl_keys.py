@@ -36,8 +36,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     f"{_ROLLOUT}.ignore_eos": (False,),
     f"{_ROLLOUT}.quantization": (None,),
     f"{_ROLLOUT}.enable_rollout_routing_replay": (False,),
-    f"{_ROLLOUT}.val_kwargs.top_p": (1.0,),
-    f"{_ROLLOUT}.val_kwargs.top_k": (-1,),
     f"{_ROLLOUT}.multi_turn.max_user_turns": (None,),
     f"{_ROLLOUT}.multi_turn.tool_config_path": (None,),
     f"{_ROLLOUT}.multi_turn.function_tool_path": (None,),
@@ -73,6 +71,7 @@ INERT: tuple[str, ...] = (
     "hydra.*",
     "model_engine",
     "data.return_raw_chat",
+    "data.val_batch_size",  # the whole set at once
     "data.return_multi_modal_inputs",
     "data.image_key",
     "data.video_key",
@@ -102,6 +101,7 @@ INERT: tuple[str, ...] = (
     f"{_ACTOR}.fsdp_config.*",
     f"{_ACTOR}.checkpoint.*",
     f"{_ROLLOUT}.nnodes",
+    f"{_ROLLOUT}.val_kwargs.*",  # validation is always done both sampled and greedily
     f"{_ROLLOUT}.n_gpus_per_node",
     f"{_ROLLOUT}.prompt_length",
     f"{_ROLLOUT}.response_length",
@@ -126,6 +126,8 @@ INERT: tuple[str, ...] = (
     f"{_ROLLOUT}.prometheus.*",
     f"{_ROLLOUT}.disaggregation.*",
     "critic.*",
+    "algorithm.gamma",  # GRPO has none
+    "algorithm.lam",
     "algorithm.kl_penalty",
     "algorithm.kl_ctrl.*",
     "algorithm.filter_groups.*",

@@ -89,6 +89,12 @@ def test_all_mistakes_are_found_at_once(valid: list[str]):
         ([f"{ACTOR}.clip_ratio_low=1.5"], "must be below 1"),
         ([f"{ROLLOUT}.max_model_len=100"], "shorter than data.max_prompt_length + data.max_response_length = 1024"),
         (["runtime=local", "trainer.n_gpus_per_node=2"], "set trainer.n_gpus_per_node=1"),
+        ([f"{ACTOR}.strategy=sim"], "set runtime=local"),
+        (["runtime=local", f"{ROLLOUT}.name=sim", f"{ROLLOUT}.sim.clock=virtual"], f"{ACTOR}.strategy=sim"),
+        (
+            ["algorithm.rollout_correction={rollout_is: token, bypass_mode: true}"],
+            "has no effect with bypass_mode=true",
+        ),
         (["trainer.n_gpus_per_node=64"], "fewer rows than the 64 training ranks"),
         (["trainer.resume_mode=resume_path"], "go together"),
         (["trainer.resume_from_path=runs/x"], "go together"),

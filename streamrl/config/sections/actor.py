@@ -44,9 +44,20 @@ class PolicyLossConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SimActorConfig:
+    """Times of strategy=sim, in seconds."""
+
+    step_seconds: NonNegativeFloat = 0.05
+    """Of an optimizer step, whatever is in it."""
+    token_seconds: NonNegativeFloat = 1e-5
+    """Of forward and backward, per token."""
+    publish_seconds: NonNegativeFloat = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig:
     strategy: Literal["fsdp", "fsdp2", "sim"] = "fsdp"
-    """fsdp and fsdp2 both mean FSDP2; sim has no model and only takes the time of one."""
+    """fsdp and fsdp2 both mean FSDP2; sim (runtime=local) has no model and only takes the time of one."""
     ppo_mini_batch_size: PositiveInt = 256
     """Prompts per optimizer step."""
     ppo_max_token_len_per_gpu: PositiveInt = 16384
@@ -69,3 +80,4 @@ class ActorConfig:
     grad_clip: PositiveFloat = 1.0
     policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    sim: SimActorConfig = field(default_factory=SimActorConfig)

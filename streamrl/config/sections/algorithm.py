@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamrl.config.sections.types import Fraction, PositiveFloat, Scalar
+from streamrl.config.sections.types import PositiveFloat, Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,6 @@ class RolloutCorrectionConfig:
 class AlgorithmConfig:
     adv_estimator: Literal["grpo"] = "grpo"
     norm_adv_by_std_in_grpo: bool = True
-    gamma: Fraction = 1.0
-    lam: Fraction = 1.0
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
 
 

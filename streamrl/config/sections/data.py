@@ -14,8 +14,6 @@ class DataConfig:
     val_files: tuple[str, ...] = ()
     train_batch_size: PositiveInt = 1024
     """Prompts per step."""
-    val_batch_size: PositiveInt | None = None
-    """Prompts per admission of a validation; None: the whole set."""
     max_prompt_length: PositiveInt = 512
     """Tokens."""
     max_response_length: PositiveInt = 512

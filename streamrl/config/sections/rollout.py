@@ -21,19 +21,11 @@ TopK = Annotated[int, Meta(ge=-1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValKwargs:
-    """How validation samples, beside the greedy pass that it always makes."""
-
-    temperature: NonNegativeFloat = 0.0
-    n: PositiveInt = 1
-    do_sample: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MultiTurnConfig:
-    """Budgets of a trajectory. None: only the token budget bounds it."""
+    """Budgets of a trajectory."""
 
     max_assistant_turns: PositiveInt | None = None
+    """None: only the token budget bounds them."""
     max_parallel_calls: PositiveInt = 1
     """Tool calls of one turn that run at the same time; further ones are answered with an error text."""
     max_tool_response_length: PositiveInt = 256
@@ -59,12 +51,17 @@ class SimConfig:
     """The server without a model: `max_num_seqs` slots and distributions."""
 
     clock: Literal["real", "virtual"] = "real"
-    token_seconds: PositiveFloat = 0.01
-    """Time between two tokens of one request."""
-    prefill_seconds: NonNegativeFloat = 0.01
+    """virtual: nothing takes real time; needs runtime=local and a simulated actor."""
+    vocab_size: Annotated[int, Meta(ge=2)] = 320
     response_tokens_mean: PositiveFloat = 64.0
-    """Response lengths are log-normal, cut at max_response_length."""
+    """Lengths and times are log-normal around these means; sigma 0 is a constant."""
     response_tokens_sigma: NonNegativeFloat = 0.5
+    token_seconds: NonNegativeFloat = 0.01
+    """Time between two tokens of one request."""
+    token_sigma: NonNegativeFloat = 0.0
+    prefill_seconds: NonNegativeFloat = 0.0
+    update_seconds: NonNegativeFloat = 0.0
+    """How long a weight update stands generation still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,6 @@ class RolloutConfig:
     """Context of one server in tokens; None: max_prompt_length + max_response_length."""
     seed: NonNegativeInt | None = None
     """None: trainer.seed."""
-    val_kwargs: ValKwargs = field(default_factory=ValKwargs)
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     tools: dict[str, dict[str, Scalar]] = field(default_factory=dict)

@@ -44,6 +44,7 @@ class TrainerConfig:
     """None: total_epochs times the full batches in the dataset."""
     total_epochs: PositiveInt = 30
     project_name: Name = "streamrl"
+    """A label, kept in the resolved configuration."""
     experiment_name: Name = "run"
     """Names the run directory: <runs_dir>/<time>-<experiment_name>."""
     nnodes: PositiveInt = 1
@@ -55,7 +56,7 @@ class TrainerConfig:
     test_freq: EveryOrNever = -1
     """Steps between validations; -1: only before and after."""
     val_before_train: bool = True
-    val_only: bool = False
+    val_only: Literal[False] = False
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
     """auto: continue the newest unfinished run of this project and experiment that has a checkpoint."""
     resume_from_path: str | None = None
