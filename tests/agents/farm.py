@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,9 +80,19 @@ class Farm:
         return (await self.trainer.stats()).partitions[partition].depth.get("generating", 0)
 
 
+class AtOnce(ThreadPoolExecutor):
+    """Runs work in place: a virtual clock would jump to the next timer while a thread is busy."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
 @asynccontextmanager
 async def farm(*turns: str, seconds: float = 0.1, server: FakeServer | None = None) -> AsyncIterator[Farm]:
     """Partition "train" is open; workers that still run at the end are ended with it."""
+    asyncio.get_running_loop().set_default_executor(AtOnce())
     server = server or FakeServer(says(*(turns or (CALL, "= 391"))), seconds=seconds, version=3)
     llm = RoutedClient({"llm-0": server}, patience=Patience(healthy=20.0))
     async with LocalQueue(unit_budget_bytes=64 << 20, segment_bytes=1 << 20) as queue:
