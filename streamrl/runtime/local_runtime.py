@@ -10,7 +10,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 from agent_loop.llm.client import RoutedClient
 from agent_loop.manager import AgentLoopManager, TaskSpawner
@@ -25,6 +24,7 @@ from streamrl.runtime import settings
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
 from streamrl.trainer.parts import Parts
+from transfer_queue.client import QueueClient
 from transfer_queue.local import LocalQueue
 
 
@@ -46,7 +46,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         }
         for server in servers.values():
             stack.push_async_callback(server.close)
-        group = await _start_actor(config, run, local, inline=virtual)
+        group = await _start_actor(config, run, local)
         stack.push_async_callback(group.close)
         worker_config = settings.agent_worker(config, virtual_clock=virtual)
         chat = ChatTokenizer.from_pretrained(worker_config.model_path)
@@ -91,15 +91,31 @@ def _start_queue(config: StreamRLConfig, run: RunDirectory) -> LocalQueue:
     )  # fmt: skip
 
 
-async def _start_actor(config: StreamRLConfig, run: RunDirectory, queue: LocalQueue, *, inline: bool) -> Any:
+async def _start_actor(config: StreamRLConfig, run: RunDirectory, queue: LocalQueue) -> LocalWorkerGroup:
+    client = queue.client("actor-0")
+    if config.actor_rollout_ref.actor.strategy == "sim":
+        worker = _sim_actor(config, client)
+        group = LocalWorkerGroup(worker, inline=True)  # its methods only sleep, on this loop's clock
+    else:
+        worker = _actor(config, run, client)
+        group = LocalWorkerGroup(worker, device=config.trainer.device)
+    await group.init_model()
+    return group
+
+
+def _sim_actor(config: StreamRLConfig, client: QueueClient) -> ClassWithInitArgs:
+    from streamrl.workers.sim_actor import SimActorWorker, SimTiming
+
+    times = config.actor_rollout_ref.actor.sim
+    timing = SimTiming(per_step=times.step_seconds, per_token=times.token_seconds, publish=times.publish_seconds)
+    return ClassWithInitArgs(SimActorWorker, timing, queue=client)
+
+
+def _actor(config: StreamRLConfig, run: RunDirectory, client: QueueClient) -> ClassWithInitArgs:
     from streamrl.workers.actor import ActorWorker
     from streamrl.workers.row_store import LoopStore
     from streamrl.workers.settings import ActorSettings
 
-    store = LoopStore(queue.client("actor-0"), asyncio.get_running_loop())
-    worker = ClassWithInitArgs(
-        ActorWorker, ActorSettings.of(config), queue=store, weights_dir=str(settings.weights_dir(run))
-    )
-    group = LocalWorkerGroup(worker, device=config.trainer.device, inline=inline)
-    await group.init_model()
-    return group
+    store = LoopStore(client, asyncio.get_running_loop())
+    weights = str(settings.weights_dir(run))
+    return ClassWithInitArgs(ActorWorker, ActorSettings.of(config), queue=store, weights_dir=weights)

@@ -106,7 +106,7 @@ def _start_ranks(config: StreamRLConfig, run: RunDirectory, address: dict[str, s
         ActorWorker, ActorSettings.of(config), queue=address, weights_dir=str(settings.weights_dir(run))
     )
     group = RayWorkerGroup(pool, worker, name="actor", start_timeout=settings.RANK_START_SECONDS)
-    group.init_model().result()
+    group.init_model()
     return group
 
 

@@ -24,6 +24,7 @@ class TaskRunner:
         logging.basicConfig(
             filename=self._run.path / "trainer.log",
             level=logging.INFO,
+            force=True,  # Ray has set up logging already
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
 
