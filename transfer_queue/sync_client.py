@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from transfer_queue.client import QueueClient
+from transfer_queue.async_client import QueueClient
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.messages import (

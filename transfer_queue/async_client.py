@@ -1,0 +1,323 @@
+"""The client of the queue: what rollout workers, trainers and ranks call.
+
+    put = place bytes in a granted segment, one copy, then one Commit; its reply brings the next segments
+    get = one Lookup, then a gather from mapped memory, then a check that nothing was reused meanwhile
+
+A client belongs to the event loop it was connected in. After a restart of the controller or a unit it goes on by
+itself: unanswered requests are sent again, and bytes in a segment that is gone are copied again into a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from transfer_queue.access import UnitAccess
+from transfer_queue.errors import NotFound, QueueError, SegmentGone
+from transfer_queue.metadata import KVBatchMeta
+from transfer_queue.net.messages import (
+    Ack,
+    Admit,
+    Block,
+    Changes,
+    Clear,
+    Commit,
+    CommitStep,
+    Committed,
+    Drop,
+    Granted,
+    GroupSpec,
+    Lease,
+    Leased,
+    Listing,
+    ListKeys,
+    Located,
+    Lookup,
+    Mutation,
+    Nack,
+    Ok,
+    OpenPartition,
+    OpenTrainer,
+    Query,
+    QueueStats,
+    ReleaseHolder,
+    Renew,
+    Reply,
+    Restored,
+    SegmentRequest,
+    SessionClose,
+    Stats,
+    Tag,
+    TaskSpec,
+    Token,
+    Watch,
+    Welcome,
+)  # fmt: skip
+from transfer_queue.net.transport import GRACE, Transport, ZmqTransport, read_key
+from transfer_queue.storage.arena import Extent, WriteArena, fill
+from transfer_queue.storage.columns import Column, read_block
+from transfer_queue.storage.convert import as_columns
+from transfer_queue.storage.gather import gather, places
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+SEGMENT_WAIT = 60.0
+"""Seconds that a put waits for storage to write to. Consumers that do not ack are the usual reason."""
+
+COPIES = 6
+"""How often a put copies its rows again because the segment went with its unit or controller."""
+
+SWEEP_EVERY = 1.0
+"""Seconds between looks for read mappings whose files are gone."""
+
+
+class QueueClient:
+    """See the module; all verbs raise subclasses of QueueError."""
+
+    def __init__(self, transport: Transport, access: UnitAccess) -> None:
+        """Use `connect`, or LocalQueue.client."""
+        self.name = transport.name
+        self._transport = transport
+        self._access = access
+        self._arenas: dict[str, WriteArena] = defaultdict(lambda: WriteArena(access.open_for_write))
+        self._swept = 0.0
+        self._orphans: set[asyncio.Task] = set()
+        transport.on_welcome = self._on_welcome
+        transport.on_orphan = self._on_orphan
+
+    @classmethod
+    async def connect(
+        cls, address: dict[str, str], *, name: str, timeout: float = 30.0, force_remote: bool | None = None
+    ) -> QueueClient:
+        """A client of the queue at `address`. Raises Disconnected, DeadlineExceeded, Invalid (wrong key or run)."""
+        access = UnitAccess(name, read_key(address["key_file"]), force_remote=force_remote)
+        transport = await ZmqTransport.connect(
+            address, name=name, timeout=timeout, on_welcome=lambda welcome, _: access.learn(welcome.units)
+        )
+        return cls(transport, access)
+
+    async def open_partition(
+        self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0
+    ) -> None:
+        """Declare a partition, its tasks and its credit; again only changes the credit."""
+        await self._ask(OpenPartition(partition, list(tasks), max_groups, max_bytes), Ok)
+
+    async def admit(
+        self, partition: str, groups: Sequence[GroupSpec], columns: Mapping[str, Any], *, wait: float = 60.0
+    ) -> None:
+        """Take credit for prompt groups and store their columns (row i = group i). Raises QueueFull after `wait`."""
+        packed = as_columns(columns, len(groups))
+
+        async def send(blocks: list[Block]) -> None:
+            await self._ask(Admit(partition, list(groups), blocks, wait), Ok, wait)
+
+        await self._store(partition, packed, send)
+
+    async def put(
+        self, partition: str, keys: Sequence[str], columns: Mapping[str, Any], *, tags: list[Tag] | None = None,
+        token: Token | None = None, closes: Sequence[SessionClose] = (),
+    ) -> KVBatchMeta:  # fmt: skip
+        """Upsert fields of rows; rows, tags and session ends become visible together. Raises Fenced, Conflict.
+
+        A column may be a Column, a numpy array (row i = array[i]), a list with one entry per row (1-D and higher
+        arrays: ragged; anything else: objects) or a torch tensor, also jagged.
+        """
+        keys = list(keys)
+        packed = as_columns(columns, len(keys))
+        committed: list[Committed] = []
+        arena = self._arenas[partition]
+        need = 2 * sum(column.nbytes for column in packed.values())
+
+        async def send(blocks: list[Block]) -> None:
+            sealed, want = arena.sealed(), need if arena.room() < need else 0
+            body = Commit(partition, keys, blocks, tags, token, list(closes), sealed, want)
+            try:
+                reply = await self._ask(body, Committed)
+            except QueueError:
+                arena.seal_again(sealed)
+                raise
+            await self._use(arena, reply.grants)
+            committed.append(reply)
+
+        await self._store(partition, packed, send)
+        reply = committed[-1]
+        return KVBatchMeta(keys, reply.tags, partition, reply.fields, token=token)
+
+    async def get(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> dict[str, Column]:
+        """Fields of rows, in the order of the keys, copied; `None` = all that every row has. Raises NotFound."""
+
+        async def locate() -> Located:
+            located = await self.lookup(partition, keys, fields)
+            if len(located.keys) != len(keys):
+                have = set(located.keys)
+                missing = [key for key in keys if key not in have]
+                raise NotFound(f"partition {partition!r} lacks {len(missing)} of {len(keys)} rows: {missing[:5]}")
+            return located
+
+        return (await self.read_again(locate))[1]
+
+    async def read_again(self, locate: Callable[[], Awaitable[Located]]) -> tuple[Located, dict[str, Column]]:
+        """Locate rows and read them; again if they moved in between. Raises SegmentGone if they do not stand still."""
+        error = SegmentGone("nothing was read")
+        for attempt in range(COPIES):
+            located = await locate()
+            try:
+                return located, await self.read(located)
+            except SegmentGone as gone:
+                error = gone
+                await asyncio.sleep(0.05 * attempt)
+        raise error
+
+    async def read(self, located: Located) -> dict[str, Column]:
+        """The rows of a Lookup's answer. Raises SegmentGone if they were moved or freed since: look them up again."""
+        self._access.learn(located.units)
+        self._sweep()
+        found = places(located)
+        used = sorted({int(b) for block, _ in found.values() for b in set(block.tolist())})
+        blocks = [located.blocks[b] for b in used]
+        data = await self._access.fetch(blocks)
+        columns = {b: read_block(block, bytes_) for b, block, bytes_ in zip(used, blocks, data, strict=True)}
+        result = {field: gather(field, block, row, columns) for field, (block, row) in found.items()}
+        self._access.check(blocks)
+        return result
+
+    async def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> Located:
+        """Where rows lie, and their tags. Missing keys are left out. Raises NotFound for a field that a row lacks."""
+        return await self._ask(Lookup(partition, list(keys), None if fields is None else list(fields)), Located)
+
+    async def list(self, partition: str | None = None) -> dict[str, dict[str, Tag]]:
+        """Keys with their tags, by partition."""
+        return (await self._ask(ListKeys(partition), Listing)).partitions
+
+    async def clear(self, partition: str, keys: Sequence[str]) -> None:
+        """Remove rows; unknown keys are ignored."""
+        await self._ask(Clear(partition, list(keys)), Ok)
+
+    async def lease(
+        self, partition: str, task: str, *, groups: int = 0, uids: Sequence[str] = (), wait: float = 60.0,
+        holder: str | None = None,
+    ) -> Leased:  # fmt: skip
+        """Up to `groups` groups, or exactly `uids`. Raises DeadlineExceeded if nothing came within `wait`."""
+        body = Lease(partition, task, holder or self.name, groups, list(uids), wait)
+        return await self._ask(body, Leased, wait)
+
+    async def renew(self, partition: str, token: Token) -> None:
+        """A clock lease gets its full time again. Raises Fenced if it has already ended."""
+        await self._ask(Renew(partition, token), Ok)
+
+    async def ack(self, partition: str, token: Token, uids: Sequence[str], *, step: int = 0) -> None:
+        """The groups are done; as rows trained in `step`, final with commit_step. Raises Fenced."""
+        await self._ask(Ack(partition, token, list(uids), step), Ok)
+
+    async def nack(
+        self, partition: str, token: Token, uids: Sequence[str], *, reason: str = "", poison: bool = False
+    ) -> None:
+        """Give groups back. `poison` counts toward max_deliver. Raises Fenced."""
+        await self._ask(Nack(partition, token, list(uids), reason, poison), Ok)
+
+    async def drop(self, partition: str, uids: Sequence[str], reason: str) -> None:
+        """End groups as dropped, whatever state they are in."""
+        await self._ask(Drop(partition, list(uids), reason), Ok)
+
+    async def watch(self, partition: str, since: int, *, wait: float = 60.0) -> Changes:
+        """Groups changed after `since` (-1: all). No groups if nothing happened within `wait`."""
+        return await self._ask(Watch(partition, since, wait), Changes, wait)
+
+    async def open_trainer(self, partition: str, step: int) -> Restored:
+        """Begin a trainer's incarnation restored to `step`: fences the older one."""
+        return await self._ask(OpenTrainer(partition, step), Restored)
+
+    async def commit_step(self, partition: str, step: int) -> None:
+        """The checkpoint of `step` is on disk: what was acked up to it may be forgotten."""
+        await self._ask(CommitStep(partition, step), Ok)
+
+    async def release_holder(self, holder: str) -> None:
+        """`holder` is dead: its leases end now."""
+        await self._ask(ReleaseHolder(holder), Ok)
+
+    async def stats(self) -> QueueStats:
+        return await self._ask(Stats(), QueueStats)
+
+    async def close(self) -> None:
+        """End this client: its leases are released, its segments sealed."""
+        for task in self._orphans:
+            task.cancel()
+        await self._transport.close()
+        self._access.close()
+        self._arenas.clear()
+
+    # --- storing ---------------------------------------------------------------------------------------------
+
+    async def _store(self, partition: str, columns: dict[str, Column], send: Any) -> None:
+        """Copy columns into segments and `send` their blocks; again if the segments went meanwhile."""
+        arena = self._arenas[partition]
+        error = SegmentGone(f"partition {partition!r} has no segment to write to")
+        for attempt in range(COPIES):
+            extents = await self._place(arena, [column.nbytes for column in columns.values()])
+            try:
+                blocks = [fill(e, field, column) for e, (field, column) in zip(extents, columns.items(), strict=True)]
+                await self._access.upload(extents)
+                await send(blocks)
+                return
+            except SegmentGone as gone:
+                log.info("client %r copies %d rows again: %s", self.name, len(columns), gone)
+                error = gone
+                arena.give_up({extent.segment for extent in extents})
+                await asyncio.sleep(0.05 * attempt)
+            finally:
+                arena.settle(extents)
+        raise error
+
+    async def _place(self, arena: WriteArena, sizes: list[int]) -> list[Extent]:
+        """Room for all blocks, waiting for new segments if need be."""
+        while isinstance(extents := arena.place(sizes), int):
+            reply = await self._ask(SegmentRequest(extents, SEGMENT_WAIT), Granted, SEGMENT_WAIT)
+            await self._use(arena, reply.segments)
+        return extents
+
+    async def _use(self, arena: WriteArena, segments: Sequence[Any]) -> None:
+        """Add grants, after asking where their unit is if it is new to us."""
+        if any(not self._access.knows(segment.unit) for segment in segments):
+            self._access.learn((await self._transport.greet()).units)
+        arena.add(segments)
+
+    # --- the wire --------------------------------------------------------------------------------------------
+
+    async def _ask(self, body: Mutation | Query, kind: type[R], wait: float = 0.0) -> R:
+        """The reply of this kind; within `wait`, which the controller keeps, and a grace for its restart."""
+        reply = await self._transport.request(body, timeout=wait + GRACE)
+        if not isinstance(reply, kind):
+            raise QueueError(f"{type(body).__name__} was answered by {type(reply).__name__}, expected {kind.__name__}")
+        return reply
+
+    def _on_welcome(self, welcome: Welcome, again: bool) -> None:
+        """A new life of the controller does not know what it had granted."""
+        self._access.learn(welcome.units)
+        if again:
+            for arena in self._arenas.values():
+                arena.forget()
+
+    def _on_orphan(self, body: Any, reply: Reply) -> None:
+        """A lease came whose caller had given up: give the groups back instead of holding them until they expire."""
+        if isinstance(body, Lease) and isinstance(reply, Leased):
+            uids = [group.uid for group in reply.groups]
+            task = asyncio.ensure_future(self._give_back(body.partition, reply.token, uids))
+            self._orphans.add(task)
+            task.add_done_callback(self._orphans.discard)
+
+    async def _give_back(self, partition: str, token: Token, uids: list[str]) -> None:
+        try:
+            await self.nack(partition, token, uids, reason="nobody waited for this lease any more")
+        except QueueError as error:
+            log.warning("client %r could not give back %s: %s", self.name, uids, error)
+
+    def _sweep(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._swept > SWEEP_EVERY:
+            self._swept = now
+            self._access.sweep()
