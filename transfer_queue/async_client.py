@@ -85,6 +85,7 @@ class QueueClient:
         self._transport = transport
         self._access = access
         self._arenas: dict[str, WriteArena] = defaultdict(lambda: WriteArena(access.open_for_write))
+        self._asking = asyncio.Lock()
         self._swept = 0.0
         self._orphans: set[asyncio.Task] = set()
         transport.on_welcome = self._on_welcome
@@ -274,10 +275,13 @@ class QueueClient:
         raise error
 
     async def _place(self, arena: WriteArena, sizes: list[int]) -> list[Extent]:
-        """Room for all blocks, waiting for new segments if need be."""
+        """Room for all blocks, waiting for new segments if need be: one request at a time, its segment serves all."""
         while isinstance(extents := arena.place(sizes), int):
-            reply = await self._ask(SegmentRequest(extents, SEGMENT_WAIT), Granted, SEGMENT_WAIT)
-            await self._use(arena, reply.segments)
+            async with self._asking:
+                if not isinstance(extents := arena.place(sizes), int):
+                    return extents
+                reply = await self._ask(SegmentRequest(extents, SEGMENT_WAIT), Granted, SEGMENT_WAIT)
+                await self._use(arena, reply.segments)
         return extents
 
     async def _use(self, arena: WriteArena, segments: Sequence[Any]) -> None:
