@@ -25,9 +25,20 @@ def row_key(uid: str, session: int, index: int = 0) -> str:
 
 def split_row_key(key: str) -> RowKey:
     """The parts of a trajectory row's key. Raises Invalid for a key that is none."""
-    parts = key.rsplit("_", 2)
-    if len(parts) != 3 or not parts[0] or not parts[1].isdigit() or not parts[2].isdigit():
+    parts = try_split_row_key(key)
+    if parts is None:
         raise Invalid(f"{key!r} is not a trajectory key; expected '<uid>_<session>_<index>'")
+    return parts
+
+
+def try_split_row_key(key: str) -> RowKey | None:
+    """The parts of a trajectory row's key, or None for a key that is none."""
+    parts = key.rsplit("_", 2)
+    if len(parts) != 3 or not parts[0]:
+        return None
+    digits = parts[1] + parts[2]
+    if not (parts[1] and parts[2] and digits.isascii() and digits.isdigit() and len(digits) <= 36):
+        return None
     return RowKey(parts[0], int(parts[1]), int(parts[2]))
 
 
@@ -36,7 +47,7 @@ def prompt_uid(epoch: int, position: int) -> str:
     return f"e{epoch}p{position:07d}"
 
 
-_PROMPT_UID = re.compile(r"e(0|[1-9]\d{0,8})p(\d{7}|[1-9]\d{7,15})")
+_PROMPT_UID = re.compile(r"e(0|[1-9][0-9]{0,8})p([0-9]{7}|[1-9][0-9]{7,15})")
 
 
 def split_prompt_uid(uid: str) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 
 from transfer_queue.errors import Invalid, QueueError
+from transfer_queue.keys import try_split_row_key
 from transfer_queue.net.messages import Block, GroupSpec, Tag, TaskSpec
 
 MAX_NAME = 512
@@ -91,8 +92,7 @@ def check_spec(spec: GroupSpec) -> None:
             f"group {spec.uid!r}: n={spec.n}, min_sessions={spec.min_sessions}, order={spec.order}; "
             "expected n >= 1, 0 <= min_sessions <= n, order >= 0"
         )
-    parts = spec.uid.rsplit("_", 2)
-    if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
+    if try_split_row_key(spec.uid) is not None:
         raise Invalid(f"uid {spec.uid!r} looks like a trajectory key '<uid>_<session>_<index>'; choose another ending")
     check_tag(spec.uid, spec.tag)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import Conflict, Fenced, Invalid
+from transfer_queue.keys import split_row_key, try_split_row_key
 from transfer_queue.ledger.checks import check_blocks, check_name, check_tag, check_unique, some
 from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
@@ -100,11 +101,9 @@ def _place(p: Partition, key: str, row: int | None, lease: HeldLease | None) -> 
         group = p.rows.owner[row]
         if group is None:
             return None
-        return group, None if row == group.prompt else int(key.rsplit("_", 2)[1])
-    uid, session = key, None
-    parts = key.rsplit("_", 2)
-    if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
-        uid, session = parts[0], int(parts[1])
+        return group, None if row == group.prompt else split_row_key(key).session
+    parts = try_split_row_key(key)
+    uid, session = (parts.uid, parts.session) if parts is not None else (key, None)
     group = p.groups.get(uid)
     if group is not None:
         return group, session
@@ -114,9 +113,7 @@ def _place(p: Partition, key: str, row: int | None, lease: HeldLease | None) -> 
     return None
 
 
-def _check_write(
-    p: Partition, key: str, new: bool, group: Group, session: int | None, lease: HeldLease | None
-) -> None:
+def _check_write(p: Partition, key: str, new: bool, group: Group, session: int | None, lease: HeldLease | None) -> None:
     if lease is not None and group.lease is not lease:
         raise Fenced(f"{key!r}: lease {_name(lease)} does not cover group {group.uid!r} ({group.state}). Forget it")
     if group.state == "trained":

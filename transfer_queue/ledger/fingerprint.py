@@ -57,7 +57,8 @@ def _partition(p: Partition) -> object:
 def _row(rows: RowTable, row: int) -> object:
     fields = {
         name: [rows.blocks[int(place.block[row])], int(place.index[row])]
-        for name, place in rows.places.items() if place.block[row] >= 0
+        for name, place in rows.places.items()
+        if place.block[row] >= 0
     }
     owner = rows.owner[row]
     return [rows.tags[row], owner.uid if owner is not None else None, fields]
@@ -68,8 +69,21 @@ def _group(rows: RowTable, group: Group) -> object:
         return {str(session): [rows.keys[row] for row in ids] for session, ids in sessions.items()}
 
     return [
-        group.uid, group.n, group.order, group.min_sessions, group.tag, rows.keys[group.prompt], group.since,
-        group.state, group.attempt, group.reason, group.delivered, group.prompt_lost, keys(group.closed),
-        {str(session): why for session, why in group.failures.items()}, keys(group.open_rows),
-        group.lease.token if group.lease is not None else None, group.step,
+        group.uid,
+        group.n,
+        group.order,
+        group.min_sessions,
+        group.tag,
+        rows.keys[group.prompt],
+        group.since,
+        group.state,
+        group.attempt,
+        group.reason,
+        group.delivered,
+        group.prompt_lost,
+        keys(group.closed),
+        {str(session): why for session, why in group.failures.items()},
+        keys(group.open_rows),
+        group.lease.token if group.lease is not None else None,
+        group.step,
     ]

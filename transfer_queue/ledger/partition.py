@@ -1,11 +1,11 @@
 """One partition: its groups and the moves between their states.
 
-    admit ─► pending ──lease──► generating ──all sessions closed──► ready ──lease──► training ──ack──► trained ─► final
-               ▲                    │                 └► dropped      ▲                 │                 │
-               └──── lease ended ───┘                    (too few)    ├── lease ended ──┘                 │
-                                                                      └───────── restored ────────────────┘
+admit ─► pending ──lease──► generating ──all sessions closed──► ready ──lease──► training ──ack──► trained ─► final
+           ▲                    │                 └► dropped      ▲                 │                 │
+           └──── lease ended ───┘                    (too few)    ├── lease ended ──┘                 │
+                                                                  └───────── restored ────────────────┘
 
-    any of them ──► dropped(reason), dead(reason)
+any of them ──► dropped(reason), dead(reason)
 """
 
 from __future__ import annotations
@@ -81,8 +81,15 @@ class Partition:
         shown = group.rows() if group.state in ("ready", "training") else []
         rows = [Row(self.rows.keys[row], self.rows.tags[row]) for row in shown]
         return GroupView(
-            uid=group.uid, state=group.state, n=group.n, order=group.order, tag=group.tag, attempt=group.attempt,
-            rows=rows, sessions=group.ended_sessions(), reason=group.reason,
+            uid=group.uid,
+            state=group.state,
+            n=group.n,
+            order=group.order,
+            tag=group.tag,
+            attempt=group.attempt,
+            rows=rows,
+            sessions=group.ended_sessions(),
+            reason=group.reason,
         )
 
     def queue_of(self, task: TaskSpec) -> ReadyQueue:

@@ -59,10 +59,16 @@ def stats(p: Partition, now: float) -> PartitionStats:
     oldest = {state: next(iter(groups.values())).since for state, groups in p.by_state.items() if groups}
     outstanding = chain.from_iterable(p.by_state[state].values() for state in OUTSTANDING)
     return PartitionStats(
-        depth=p.depth(), rows=len(p.rows.ids), nbytes=p.rows.blocks.nbytes, next_order=p.next_order,
-        dropped=dict(p.dropped), redelivered=p.redelivered, dead=dict(p.dead),
+        depth=p.depth(),
+        rows=len(p.rows.ids),
+        nbytes=p.rows.blocks.nbytes,
+        next_order=p.next_order,
+        dropped=dict(p.dropped),
+        redelivered=p.redelivered,
+        dead=dict(p.dead),
         oldest_age={state: now - since for state, since in oldest.items()},
-        outstanding=sorted(group.order for group in outstanding), max_groups=p.max_groups,
+        outstanding=sorted(group.order for group in outstanding),
+        max_groups=p.max_groups,
     )
 
 

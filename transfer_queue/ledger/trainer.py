@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import Invalid
+from transfer_queue.keys import split_row_key
 from transfer_queue.ledger.groups import PROMPT_LOST, Group
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.net.messages import CommitStep, LoseSegments, Ok, OpenTrainer, Restored
@@ -80,7 +81,7 @@ def _lose_rows(p: Partition, rows: list[int], now: float) -> None:
         elif row == group.prompt:
             prompts.append(group)
         else:
-            sessions.setdefault(group, set()).add(int(p.rows.keys[row].rsplit("_", 2)[1]))
+            sessions.setdefault(group, set()).add(split_row_key(p.rows.keys[row]).session)
     p.rows.erase(plain)
     for group in prompts:
         p.rows.strip([group.prompt])

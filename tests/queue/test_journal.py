@@ -1,0 +1,82 @@
+"""The journal gives back what was appended, cuts a torn end off, and calls every other difference damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.errors import Corrupt
+from transfer_queue.net.messages import Clear, Expire, Life, Record
+from transfer_queue.storage.journal import FORMAT, MAGIC, Journal, read_journal
+
+
+def written(path: Path, count: int = 4) -> list[Record]:
+    records = [Record(1, 0.5, "", 0, Life(format=FORMAT, run="r", epoch=1))]
+    records += [Record(seq, seq / 3, "client", seq, Clear("p", ["k" * seq])) for seq in range(2, count + 1)]
+    journal = Journal(path)
+    for record in records:
+        journal.append(record)
+    journal.close()
+    return records
+
+
+def test_reading_gives_what_was_appended(tmp_path: Path) -> None:
+    records = written(tmp_path / "journal")
+    assert list(read_journal(tmp_path / "journal", run="r")) == records
+
+
+def test_a_missing_or_empty_file_has_no_records(tmp_path: Path) -> None:
+    assert list(read_journal(tmp_path / "none")) == []
+    (tmp_path / "journal").write_bytes(MAGIC[:3])
+    assert list(read_journal(tmp_path / "journal")) == []
+    assert (tmp_path / "journal").read_bytes() == b""
+
+
+@pytest.mark.parametrize("zeros", [0, 40])
+def test_a_record_torn_at_any_byte_is_cut_off_and_the_file_goes_on(tmp_path: Path, zeros: int) -> None:
+    path = tmp_path / "journal"
+    records = written(path)
+    whole = path.read_bytes()
+    written(tmp_path / "shorter", 3)
+    end = len((tmp_path / "shorter").read_bytes())
+    for cut in [end] if zeros else range(end, len(whole)):
+        path.write_bytes(whole[:cut] + bytes(zeros))
+        assert list(read_journal(path)) == records[:3]
+        journal = Journal(path)
+        journal.append(records[3])
+        journal.close()
+        assert path.read_bytes() == whole
+
+
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(Corrupt, match=str(path)):
+            list(read_journal(path))
+
+
+def test_a_missing_record_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path, 1)
+    journal = Journal(path)
+    journal.append(Record(3, 1.0, "", 0, Expire()))
+    journal.close()
+    with pytest.raises(Corrupt, match="number 3, expected 2"):
+        list(read_journal(path))
+
+
+def test_another_run_another_format_and_another_file_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    with pytest.raises(Corrupt, match="belongs to run 'r', not to 'other'"):
+        list(read_journal(path, run="other"))
+    path.write_bytes(MAGIC[:-1] + bytes([FORMAT + 1]))
+    with pytest.raises(Corrupt, match=f"format {FORMAT + 1}; this version reads format {FORMAT}"):
+        list(read_journal(path))
+    path.write_bytes(b"something else entirely")
+    with pytest.raises(Corrupt, match="not a queue journal"):
+        list(read_journal(path))
