@@ -34,6 +34,7 @@ def _leaves(section: type, prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + name, hint
 
 
+@cache
 def sections() -> set[str]:
     """Dotted names of the inner nodes."""
     return {key.rsplit(".", depth)[0] for key in known_keys() for depth in range(1, key.count(".") + 1)}

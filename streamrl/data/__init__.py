@@ -7,8 +7,8 @@ No torch here, no worker processes: a prompt is a small row, and the trainer ask
 
 from __future__ import annotations
 
-from streamrl.data.dataset import PromptCursor, PromptDataset
+from streamrl.data.dataset import PromptDataset
 from streamrl.data.load import train_dataset, training_steps, val_dataset
 from streamrl.errors import DatasetError
 
-__all__ = ["DatasetError", "PromptCursor", "PromptDataset", "train_dataset", "training_steps", "val_dataset"]
+__all__ = ["DatasetError", "PromptDataset", "train_dataset", "training_steps", "val_dataset"]

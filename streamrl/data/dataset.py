@@ -1,9 +1,8 @@
-"""All prompt rows of a run in memory, and a cursor through the endless sequence epoch 0, epoch 1, ..."""
+"""All prompt rows of a run in memory, by their place in the endless sequence epoch 0, epoch 1, ..."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,9 @@ from streamrl.data.rows import prompt_row
 from streamrl.errors import DatasetError
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCursor:
-    """The next prompt to issue. `to_dict` is what a checkpoint keeps."""
-
-    epoch: int = 0
-    position: int = 0
-
-    def to_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "position": self.position}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, int]) -> PromptCursor:
-        return cls(int(values["epoch"]), int(values["position"]))
-
-
 class PromptDataset:
-    """Rows by index, and their order by (seed, epoch): the same after every restart.
+    """Rows by index, and their order by (seed, epoch): the same after every restart, so that a number is all that a
+    checkpoint needs to keep.
 
     >>> dataset = PromptDataset(rows, seed=42)
     >>> dataset.at(epoch=0, position=0)["raw_prompt"]
@@ -86,17 +71,6 @@ class PromptDataset:
     def at(self, epoch: int, position: int) -> dict[str, Any]:
         """The row at a position of an epoch."""
         return self.row(int(self.order(epoch)[position]))
-
-    def after(self, cursor: PromptCursor, count: int) -> PromptCursor:
-        """The cursor `count` prompts later."""
-        epoch, position = divmod(cursor.epoch * len(self) + cursor.position + count, len(self))
-        return PromptCursor(epoch, position)
-
-    def take(self, cursor: PromptCursor, count: int) -> Iterator[tuple[PromptCursor, dict[str, Any]]]:
-        """The next `count` prompts, across epochs, each with the cursor that names it."""
-        for _ in range(count):
-            yield cursor, self.at(cursor.epoch, cursor.position)
-            cursor = self.after(cursor, 1)
 
     def _make_order(self, epoch: int) -> np.ndarray:
         return permutation(len(self), self.seed, epoch) if self.shuffle else np.arange(len(self))

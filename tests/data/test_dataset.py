@@ -1,4 +1,4 @@
-"""Order and cursor: the same sequence after every restart."""
+"""Order: the same sequence after every restart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.config import from_dict
-from streamrl.data import DatasetError, PromptCursor, PromptDataset, train_dataset, training_steps, val_dataset
+from streamrl.data import DatasetError, PromptDataset, train_dataset, training_steps, val_dataset
 from streamrl.data.order import permutation
 
 
@@ -51,24 +51,9 @@ def test_at_gives_the_row_with_its_index():
     assert dataset.at(2, 7) == {"raw_prompt": [{"role": "user", "content": str(index)}], "index": index}
 
 
-def test_a_cursor_crosses_epochs():
-    dataset = PromptDataset(rows(5), seed=1)
-    taken = list(dataset.take(PromptCursor(0, 3), 4))
-    assert [cursor for cursor, _ in taken] == [
-        PromptCursor(0, 3), PromptCursor(0, 4), PromptCursor(1, 0), PromptCursor(1, 1),
-    ]  # fmt: skip
-    assert [row["index"] for _, row in taken] == [*dataset.order(0)[3:].tolist(), *dataset.order(1)[:2].tolist()]
-
-
-@given(st.integers(1, 30), st.lists(st.integers(0, 40), max_size=6))
-def test_a_run_cut_anywhere_continues_the_sequence_it_left(size: int, pieces: list[int]):
-    dataset = PromptDataset(rows(size), seed=3)
-    whole = [row["index"] for _, row in dataset.take(PromptCursor(), sum(pieces))]
-    cursor, cut = PromptCursor(), []
-    for piece in pieces:
-        cut += [row["index"] for _, row in dataset.take(cursor, piece)]
-        cursor = PromptCursor.from_dict(json.loads(json.dumps(dataset.after(cursor, piece).to_dict())))
-    assert cut == whole
+def test_two_datasets_of_the_same_rows_and_seed_have_the_same_order():
+    first, again = (PromptDataset(rows(30), seed=3) for _ in range(2))
+    assert [first.at(epoch, 4) for epoch in range(9)] == [again.at(epoch, 4) for epoch in reversed(range(9))][::-1]
 
 
 @pytest.fixture
