@@ -134,11 +134,14 @@ class ActorWorker(Worker):
         from streamrl.workers.losses import ActorLoss, MiniBatchSize  # torch
 
         settings, steps = self.settings, []
+        skip = settings.skip_zero_advantage and not settings.actor.entropy_coeff
         lr = self._schedule.at(int(info.get("version", 0)))
         for _ in range(settings.actor.ppo_epochs):
             for indices, (tokens, sequences) in zip(batches, size, strict=True):
                 if not tokens:
                     continue
+                if skip:
+                    indices = [i for i in indices if rows.columns["advantages"][i].any()]
                 loss = ActorLoss(settings.actor, settings.correction, MiniBatchSize(float(tokens), float(sequences)))
                 step = self.engine.train_batch(
                     rows.take(indices), loss, lr=lr, temperature=_temperature(info),
@@ -253,6 +256,7 @@ def _step_metrics(steps: list[StepOutput], world_size: int) -> dict[str, Metric]
     taken = [step.grad_norm for step in steps if step.taken]
     metrics["actor/grad_norm"] = Mean(sum(taken), len(taken))
     metrics["actor/optimizer_steps"] = Mean(len(taken))
+    metrics["actor/computed/tokens"] = Total(sum(step.tokens for step in steps))
     return metrics
 
 

@@ -47,7 +47,9 @@ class ActorLoss:
         )
         per_token, sums = policy.loss, {}
         if self.correction.rollout_is is not None:
-            is_weights = self._is_weights(out)
+            is_weights = importance_weights(
+                old, out.columns["rollout_log_probs"], threshold=self.correction.rollout_is_threshold
+            )
             per_token = per_token * is_weights
             sums = _weight_sums(is_weights, mask, self.correction.rollout_is_threshold)
         pg_loss = (per_token * weights).sum()
@@ -66,15 +68,6 @@ class ActorLoss:
         if "rollout_log_probs" in out.columns:
             sums |= _drift_sums(out, mask)
         return loss, {name: value.detach() for name, value in sums.items()}
-
-    def _is_weights(self, out: TokenOutputs) -> torch.Tensor:
-        """pi_old / pi_rollout per token, or of the whole row at each of its tokens; truncated; f[T]."""
-        old, rollout = out.columns["old_log_probs"], out.columns["rollout_log_probs"]
-        if self.correction.rollout_is == "sequence":
-            rows = int(out.row.max()) + 1
-            per_row = old.new_zeros(rows).index_add_(0, out.row, (old - rollout) * out.columns["loss_mask"])
-            old, rollout = per_row[out.row], torch.zeros_like(old)
-        return importance_weights(old, rollout, threshold=self.correction.rollout_is_threshold)
 
 
 def _weight_sums(weights: torch.Tensor, mask: torch.Tensor, threshold: float) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ class RowStore(Protocol):
 
     def put(
         self, partition: str, keys: list[str], columns: Mapping[str, Any], *,
-        tags: Sequence[dict[str, Any]] | None = None, token: Any = None,
+        tags: list[dict[str, Any]] | None = None, token: Any = None,
     ) -> Any: ...  # fmt: skip
 
     def close(self) -> Any: ...
@@ -38,7 +38,7 @@ class LoopStore:
 
     def put(
         self, partition: str, keys: list[str], columns: Mapping[str, Any], *,
-        tags: Sequence[dict[str, Any]] | None = None, token: Any = None,
+        tags: list[dict[str, Any]] | None = None, token: Any = None,
     ) -> Any:  # fmt: skip
         return self._wait("put", self._client.put(partition, keys, columns, tags=tags, token=token))
 

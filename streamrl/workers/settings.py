@@ -25,6 +25,10 @@ class ActorSettings:
     seed: int = 42
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; master weights, gradients and optimizer are float32."""
+    skip_zero_advantage: bool = True
+    """Leave rows whose advantage is 0 out of forward and backward: exact, since they have no gradient while there is no
+    entropy bonus (they stay in the denominators). Once most groups are all right or all wrong it is most of the work.
+    The policy's figures (entropy, KL, clip shares) then range over the rows computed."""
     reshard_after_forward: bool | None = None
     """Free gathered parameters between forward and backward, and reduce gradients once per micro-batch: less memory,
     more communication. None: only for models too large to stay gathered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def start(model: str, store: Any, **options: Any) -> LocalWorkerGroup:
-    group = LocalWorkerGroup(ClassWithInitArgs(ActorWorker, settings(model, **options), store))
+def start(model: str, store: Any, *, skip: bool = True, **options: Any) -> LocalWorkerGroup:
+    chosen = replace(settings(model, **options), skip_zero_advantage=skip)
+    group = LocalWorkerGroup(ClassWithInitArgs(ActorWorker, chosen, store))
     group.init_model()
     return group
 
@@ -145,6 +147,21 @@ def test_tokens_that_are_too_old_and_excluded_rows_leave_the_loss_and_its_denomi
     sampled = sum(int(store.columns["response_mask"][key].sum()) for key in batch.keys)
     assert metrics["loss_mask/ratio"] == pytest.approx(kept / sampled)
     assert metrics["training/off_policy/token_staleness/max"] == 3.0
+
+
+def test_leaving_out_rows_of_advantage_zero_changes_no_gradient(model: str) -> None:
+    batch, store = make_rows(4, 2)
+    assert batch.extra_info
+    batch.extra_info["advantages"] = {k: a if k[1] in "02" else 0.0 for k, a in batch.extra_info["advantages"].items()}
+    found = []
+    for skip in (True, False):
+        group = start(model, store, skip=skip)
+        found.append([group.update_actor(batch) for _ in range(3)])
+        group.shutdown()
+    for skipped, whole in zip(*found, strict=True):
+        assert skipped["actor/grad_norm"] == pytest.approx(whole["actor/grad_norm"], rel=1e-4)
+        assert skipped["actor/pg_loss"] == pytest.approx(whole["actor/pg_loss"], abs=1e-6)
+        assert skipped["actor/computed/tokens"] < whole["actor/computed/tokens"] == whole["perf/total_num_tokens"]
 
 
 def test_a_batch_in_which_nothing_counts_takes_no_step(model: str) -> None:

@@ -27,8 +27,8 @@ def outputs() -> TokenOutputs:
     return TokenOutputs(values["log_probs"], torch.tensor(rng.uniform(1, 2, 6)), torch.tensor(ROW), columns)
 
 
-@pytest.mark.parametrize("level", [None, "token", "sequence"])
-def test_loss_is_the_weighted_surrogate_less_the_entropy_bonus(level: Literal["token", "sequence"] | None) -> None:
+@pytest.mark.parametrize("level", [None, "token"])
+def test_loss_is_the_weighted_surrogate_less_the_entropy_bonus(level: Literal["token"] | None) -> None:
     out = outputs()
     correction = RolloutCorrectionConfig(rollout_is=level, rollout_is_threshold=1.5, bypass_mode=False)
     loss, sums = ActorLoss(ActorConfig(entropy_coeff=0.1), correction, MiniBatchSize(tokens=8.0, sequences=3.0))(out)
@@ -39,10 +39,7 @@ def test_loss_is_the_weighted_surrogate_less_the_entropy_bonus(level: Literal["t
     a, ratio = out.columns["advantages"].numpy(), np.exp(new - old)
     surrogate = np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
     surrogate = np.where(a < 0, np.maximum(surrogate, 3.0 * a), surrogate)
-    log_weight = old - rollout
-    if level == "sequence":
-        log_weight = np.array([(log_weight * MASK)[row == ROW].sum() for row in ROW])
-    weight = np.minimum(np.exp(log_weight), 1.5) if level else 1.0
+    weight = np.minimum(np.exp(old - rollout), 1.5) if level else 1.0
     pg_loss = -(weight * surrogate * MASK).sum() / 8.0
     entropy = (out.entropy.numpy() * MASK).sum() / 8.0
     assert float(loss) == pytest.approx(pg_loss - 0.1 * entropy)

@@ -41,6 +41,8 @@ class StepOutput:
     grad_norm: float
     taken: bool
     micro_batches: int
+    tokens: int
+    """That went through the model here, without padding."""
 
 
 class Engine(Protocol):

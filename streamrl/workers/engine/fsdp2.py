@@ -122,7 +122,9 @@ class FSDP2Engine:
                 sums[name] = sums[name] + tensor if name in sums else tensor
         grad_norm = self._step(lr)
         values = torch.stack([s.double() for s in sums.values()]).tolist() if sums else []
-        return StepOutput(dict(zip(sums, values, strict=True)), grad_norm, bool(np.isfinite(grad_norm)), steps)
+        return StepOutput(
+            dict(zip(sums, values, strict=True)), grad_norm, bool(np.isfinite(grad_norm)), steps, rows.tokens
+        )
 
     def _step(self, lr: float) -> float:
         norm: Any = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings.actor.grad_clip)
@@ -195,11 +197,13 @@ class FSDP2Engine:
 def load_model(path: str) -> Any:
     """The causal LM in `path` (a directory), float32. Raises FileNotFoundError, ValueError saying what is missing."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(
             f"actor_rollout_ref.model.path={path!r}: no config.json there; give a model's directory"
         )
+    transformers_logging.disable_progress_bar()  # a rank has no terminal
     return AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
     )
