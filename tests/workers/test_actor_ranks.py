@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup, RankInfo, ResourcePool, WorkerGroup
+from streamrl.single_controller import (
+    ClassWithInitArgs,
+    Dispatch,
+    LocalWorkerGroup,
+    RankInfo,
+    ResourcePool,
+    Worker,
+    WorkerDied,
+    WorkerGroup,
+    register,
+)
 from streamrl.weight_sync import WeightStore
 from streamrl.workers.actor import ActorWorker
 from streamrl.workers.settings import ActorSettings
@@ -39,6 +53,23 @@ def two_ranks(parts: tuple[str, str, KVBatchMeta], ray_cluster: None) -> Iterato
     group.init_model()
     yield group
     group.shutdown()
+
+
+class Joiner(Worker):
+    """Joins its process group and adds up the ranks."""
+
+    @register(Dispatch.ONE_TO_ALL)
+    def ranks_added(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        from streamrl.workers.engine import process_group
+
+        process_group.join(self.rank)
+        total = torch.tensor([self.rank.rank + 1.0])
+        dist.all_reduce(total)
+        process_group.leave()
+        return total.item()
 
 
 def one_rank(parts: tuple[str, str, KVBatchMeta]) -> WorkerGroup:
@@ -92,3 +123,25 @@ def test_a_rank_without_rows_takes_part(parts: tuple[str, str, KVBatchMeta], two
     assert metrics["actor/optimizer_steps"] == 1.0
     assert np.isfinite(metrics["actor/grad_norm"])
     assert two_ranks.compute_log_prob(batch)["data/bytes_written"] > 0
+
+
+def test_ranks_of_several_nodes_meet_over_tcp(ray_cluster: None) -> None:
+    from streamrl.single_controller import RayWorkerGroup
+
+    group = RayWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Joiner), rendezvous="tcp")
+    assert group.ranks_added() == [3.0, 3.0]
+    group.shutdown()
+
+
+@pytest.mark.chaos
+async def test_a_rank_killed_in_a_collective_is_named_not_its_peer(
+    parts: tuple[str, str, KVBatchMeta], two_ranks: WorkerGroup
+) -> None:
+    os.kill(two_ranks.pids[1], signal.SIGSTOP)
+    call = two_ranks.update_actor(parts[2])
+    await asyncio.sleep(0.3)  # rank 0 is in the first collective and waits for rank 1
+    began = time.monotonic()
+    os.kill(two_ranks.pids[1], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="rank 1 .* during update_actor"):
+        await call
+    assert time.monotonic() - began < 3.0
