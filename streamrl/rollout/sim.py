@@ -116,14 +116,16 @@ class SimServer:
 
     def die(self, reason: str = "killed by the simulation") -> None:
         """Fail every open request, and every later call until `restart`, with ServerDied."""
-        if self._death is not None:
-            return
+        if self._death is None:
+            self._fail(reason)
+            self._report.died(reason)
+
+    def _fail(self, reason: str) -> None:
         for run in [*self._running.values(), *self._waiting.values()]:
             self._remove(run)
             if not run.future.done():
                 run.future.set_exception(ServerDied(reason))
         self._death = reason
-        self._report.died(reason)
         self._plan()
 
     def restart(self) -> None:
@@ -202,7 +204,8 @@ class SimServer:
 
     async def close(self) -> None:
         """Open requests fail with ServerDied. Closing twice is fine."""
-        self.die("the server was closed")
+        if self._death is None:
+            self._fail("the server was closed")
 
     def _check_alive(self) -> None:
         if self._death is not None:

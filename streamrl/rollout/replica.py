@@ -1,0 +1,309 @@
+"""How an LLM server is built from its config and run: in this process, or as a Ray actor that comes back when it dies.
+
+```
+ build_server(config) ──► TorchServer | SimServer | what register_server named        in this process
+ start_ray_servers({name: config}) ──► {name: RayServerHandle} ── RayLLMServer(config) one process each
+```
+
+A server that (re)starts loads what LATEST names before it serves. An engine that fails takes its process with it, so
+that Ray starts a new one; the handle says ServerDied meanwhile and works again afterwards. Ray is imported only inside
+functions here, and by nobody else in this package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied, ServerLoad
+from streamrl.rollout.events import ServerEvents
+from streamrl.weight_sync import WeightError, WeightStore
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+START_SECONDS = 180.0
+"""Importing torch and loading a model on a busy machine; beyond it the placement or the path is wrong."""
+CONTROL_SECONDS = 60.0
+"""For abort, pause, resume, load and pid; they wait for one decode step at most."""
+CLOSE_SECONDS = 20.0
+LAST_WORDS_SECONDS = 0.2
+"""Between the death of an engine and the end of its process: its callers' answers are on their way."""
+CONCURRENT_CALLS = 1000
+"""Calls that one actor has open at a time; it must exceed every waiting request plus the health checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutServerConfig:
+    """One server. `weights_dir` None serves the model as it is saved; `events_dir` None reports nothing."""
+
+    name: str = "torch"
+    """Which kind: "torch", "sim", or a name given to `register_server`."""
+    model_path: str = ""
+    weights_dir: str | None = None
+    max_num_seqs: int = 64
+    max_model_len: int = 1024
+    device: str = "cpu"
+    dtype: str = "float32"
+    seed: int = 0
+    sim: Any = None
+    """A SimConfig, or a mapping or config section with some of its fields."""
+    server: str = "server-0"
+    """The name by which events and loads tell this server from others."""
+    events_dir: str | None = None
+
+
+Builder = Callable[[RolloutServerConfig, ServerEvents | None], LLMServer]
+
+
+def _torch(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
+    from streamrl.rollout.torch_engine import TorchServer
+
+    return TorchServer(
+        config.model_path,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        device=config.device,
+        dtype=config.dtype,
+        seed=config.seed,
+        weights_dir=config.weights_dir,
+        server=config.server,
+        events=events,
+    )
+
+
+def _sim(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
+    from streamrl.rollout.sim import SimConfig, SimServer
+
+    model = Path(config.model_path) / "config.json"
+    defaults = (
+        {"vocab_size": json.loads(model.read_text())["vocab_size"]} if config.model_path and model.is_file() else {}
+    )
+    return SimServer(
+        SimConfig.of(config.sim, **defaults),
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        seed=config.seed,
+        weights_dir=config.weights_dir,
+        server=config.server,
+        events=events,
+    )
+
+
+_BUILDERS: dict[str, Builder] = {"torch": _torch, "sim": _sim}
+
+
+def register_server(name: str, builder: Builder) -> None:
+    """Make a further kind of server buildable by name, in this process."""
+    _BUILDERS[name] = builder
+
+
+def build_server(config: RolloutServerConfig, events: ServerEvents | None = None) -> LLMServer:
+    """A server ready to serve, with the newest weights. Raises ValueError for a config that cannot be."""
+    builder = _BUILDERS.get(config.name)
+    if builder is None:
+        raise ValueError(
+            f"rollout.name {config.name!r}: there is no such server; known are {', '.join(sorted(_BUILDERS))}"
+        )
+    return builder(config, events)
+
+
+class RayLLMServer:
+    """The actor: one server in a process of its own. Ray restarts it without end; its calls are not retried by Ray.
+
+    An engine that has died takes the process with it, a moment after its callers were told.
+    """
+
+    def __init__(self, config: RolloutServerConfig) -> None:
+        self._name, self._closing = config.server, False
+        self._store = WeightStore(config.weights_dir) if config.weights_dir else None
+        try:
+            self._server: Any = build_server(config, _event_log(config))
+        except (ValueError, OSError, WeightError) as error:  # Ray would lose what it was; `ready` raises it
+            self._server = _NotStarted(error)
+
+    async def ready(self) -> int:
+        """The process id of a server that serves. Raises what kept it from starting."""
+        if isinstance(self._server, _NotStarted):
+            raise self._server.error
+        return os.getpid()
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+        return await self._watched(self._server.generate(request_id, prompt_ids, sampling))
+
+    async def abort(self, request_ids: list[str] | None = None) -> int:
+        return await self._watched(self._server.abort(request_ids))
+
+    async def update_weights(self, path: str, version: int) -> None:
+        await self._watched(self._server.update_weights(path, version))
+
+    async def pause(self) -> None:
+        await self._watched(self._server.pause())
+
+    async def resume(self) -> None:
+        await self._watched(self._server.resume())
+
+    async def load(self) -> ServerLoad:
+        """Also catches up with LATEST: a version published while this process was starting was announced to nobody."""
+        load = await self._watched(self._server.load())
+        try:
+            newest = self._store.latest() if self._store else None
+            if newest is None or newest.version == load.weight_version:
+                return load
+            await self._watched(self._server.update_weights(newest.path, newest.version))
+        except WeightError as error:
+            logger.warning("%s stays at version %d: %s", self._name, load.weight_version, error)
+        return await self._watched(self._server.load())
+
+    async def close(self) -> None:
+        self._closing = True
+        await self._server.close()
+
+    async def _watched(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except ServerDied as error:
+            if not self._closing:
+                self._closing = True
+                logger.error("%s: %s; the process ends and is started again", self._name, error)
+                asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, os._exit, 1)
+            raise
+
+
+class _NotStarted:
+    """Stands for a server that could not be built: every call is ServerDied with the reason."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def _die(self, *_: object) -> Any:
+        raise ServerDied(f"the server could not start: {self.error}")
+
+    generate = abort = update_weights = pause = resume = load = _die
+
+    async def close(self) -> None: ...
+
+
+def _event_log(config: RolloutServerConfig) -> ServerEvents | None:
+    if config.events_dir is None:
+        return None
+    from streamrl.monitor.events import EventLog
+
+    return EventLog(config.events_dir, config.server)
+
+
+class RayServerHandle:
+    """`LLMServer` over an actor. Holds no state of a loop, so it can be sent to other processes.
+
+    A dead, restarting or unreachable actor is ServerDied; what the server itself raises is raised here as it was.
+    """
+
+    def __init__(self, actor: Any, server: str, *, answer_seconds: float = 900.0) -> None:
+        self._actor, self.server, self._answer_seconds = actor, server, answer_seconds
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+        """Cancelling it frees the slot. Raises ServerDied also when there is no answer for `answer_seconds`."""
+        try:
+            call = self._actor.generate.remote(request_id, prompt_ids, sampling)
+            return await self._answer("generate", call, self._answer_seconds)
+        except asyncio.CancelledError:
+            self._actor.abort.remote([request_id])
+            raise
+
+    async def abort(self, request_ids: list[str] | None = None) -> int:
+        return await self._answer("abort", self._actor.abort.remote(request_ids))
+
+    async def update_weights(self, path: str, version: int) -> None:
+        await self._answer("update_weights", self._actor.update_weights.remote(path, version), START_SECONDS)
+
+    async def pause(self) -> None:
+        await self._answer("pause", self._actor.pause.remote())
+
+    async def resume(self) -> None:
+        await self._answer("resume", self._actor.resume.remote())
+
+    async def load(self) -> ServerLoad:
+        return await self._answer("load", self._actor.load.remote())
+
+    async def pid(self) -> int:
+        """Of the process as it is now. Raises what kept the server from starting."""
+        return await self._answer("pid", self._actor.ready.remote())
+
+    async def close(self) -> None:
+        """End the server and its process for good."""
+        import ray
+
+        try:
+            await self._answer("close", self._actor.close.remote(), CLOSE_SECONDS)
+        except ServerDied as error:
+            logger.info("%s was gone at close: %s", self.server, error)
+        ray.kill(self._actor)
+
+    async def _answer(self, what: str, call: Awaitable[T], seconds: float = CONTROL_SECONDS) -> T:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            async with asyncio.timeout(seconds):
+                return await call
+        except TimeoutError as error:
+            if isinstance(error, RayTaskError):
+                raise error.cause from None
+            raise ServerDied(f"{self.server} gave no answer to {what} within {seconds:.0f} s; see its log") from None
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayError as error:
+            raise ServerDied(f"{self.server} is gone ({type(error).__name__}); Ray is starting it again") from error
+
+
+async def start_ray_servers(
+    configs: Mapping[str, RolloutServerConfig], *, env: Mapping[str, str] | None = None
+) -> dict[str, RayServerHandle]:
+    """One actor per config, all starting at once, ready on return. Ray must be initialised.
+
+    The actors reserve no logical CPUs, and one GPU each where the device is CUDA. `env`: further environment variables
+    of their processes. Raises what kept the first server from starting (ValueError, WeightError), or ServerDied.
+    """
+    import ray
+
+    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", **(env or {})}
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "max_concurrency": CONCURRENT_CALLS,
+        "runtime_env": {"env_vars": variables},
+    }
+    actor: Any = ray.remote(RayLLMServer)
+    handles: dict[str, RayServerHandle] = {}
+    for name, config in configs.items():
+        gpus = 1 if config.device.startswith("cuda") else 0
+        handles[name] = RayServerHandle(
+            actor.options(**options, num_gpus=gpus).remote(replace(config, server=name)), name
+        )
+    try:
+        await asyncio.gather(*(_started(handle) for handle in handles.values()))
+    except BaseException:
+        for handle in handles.values():
+            ray.kill(handle._actor)
+        raise
+    return handles
+
+
+async def _started(handle: RayServerHandle) -> None:
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await handle._actor.ready.remote()
+    except TimeoutError:
+        raise ServerDied(f"{handle.server} did not start within {START_SECONDS:.0f} s; see its log") from None
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayError as error:
+        raise ServerDied(f"{handle.server} did not start: {error}") from error

@@ -1,0 +1,94 @@
+"""A version reaches every living server; a dead one costs nothing and comes back with it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent_loop.llm.protocol import SamplingParams
+from streamrl.rollout.manager import LLMServerManager
+from streamrl.rollout.replica import RolloutServerConfig, build_server
+from streamrl.rollout.sim import SimConfig, SimServer
+from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.weight_sync import WeightInfo, WeightsMismatch, WeightStore
+
+INFO = WeightInfo(version=5, path="unused", bytes=0)
+
+
+def test_all_servers_load_at_the_same_time() -> None:
+    async def main() -> None:
+        servers = {f"s{i}": SimServer(SimConfig(update_seconds=2.0)) for i in range(3)}
+        manager = LLMServerManager(servers)
+        report = await manager.update_weights(INFO)
+        assert report.acknowledged == ("s0", "s1", "s2")
+        assert report.seconds == pytest.approx(2.0)
+        assert {name: load.weight_version for name, load in (await manager.loads()).items()} == dict.fromkeys(
+            servers, 5
+        )
+
+    run_virtual(main())
+
+
+def test_a_dead_server_is_not_waited_for_and_a_silent_one_only_until_the_deadline() -> None:
+    async def main() -> None:
+        servers = {
+            "good": SimServer(),
+            "dead": SimServer(),
+            "slow": SimServer(SimConfig(update_seconds=1000.0)),
+        }
+        servers["dead"].die("out of memory")
+        report = await LLMServerManager(servers).update_weights(INFO, deadline=30.0)
+        assert report.acknowledged == ("good",)
+        assert set(report.missing) == {"dead", "slow"}
+        assert "out of memory" in report.missing["dead"]
+        assert report.seconds == pytest.approx(30.0)
+        assert set(await LLMServerManager(servers).loads()) == {"good", "slow"}
+
+    run_virtual(main())
+
+
+def test_updates_do_not_overtake_each_other() -> None:
+    async def main() -> None:
+        server = SimServer(SimConfig(update_seconds=1.0))
+        manager = LLMServerManager({"s": server})
+        await asyncio.gather(*(manager.update_weights(WeightInfo(v, "", 0)) for v in (1, 2, 3)))
+        assert (await server.load()).weight_version == 3
+
+    run_virtual(main())
+
+
+async def test_weights_of_another_model_are_the_runs_mistake(model_dirs: dict[str, str], tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    server = build_server(RolloutServerConfig("torch", model_dirs["qwen2"], str(tmp_path), max_model_len=64))
+    manager = LLMServerManager({"s": server})
+    with pytest.raises(WeightsMismatch):
+        await manager.update_weights(store.write({"other": torch.zeros(1)}, 1))
+    got = await server.generate("r", [1], SamplingParams(max_tokens=2))
+    assert got.weight_versions == [0, 0]
+    await manager.close()
+
+
+async def test_a_server_starts_with_the_newest_weights(
+    model_dirs: dict[str, str], other_weights, tmp_path: Path
+) -> None:
+    other_weights("qwen2", 1, 9)
+    weights = str(tmp_path / "weights")
+    for name in ("torch", "sim"):
+        server = build_server(RolloutServerConfig(name, model_dirs["qwen2"], weights, max_model_len=64))
+        assert (await server.load()).weight_version == 9
+        await server.close()
+
+
+def test_an_unknown_server_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'vlm'.*sim, torch"):
+        build_server(RolloutServerConfig("vlm"))
+
+
+async def test_a_simulated_server_speaks_the_vocabulary_of_its_model(model_dirs: dict[str, str]) -> None:
+    server = build_server(RolloutServerConfig("sim", model_dirs["qwen2"], sim={"token_seconds": 0.0}))
+    got = await server.generate("r", [1], SamplingParams(max_tokens=500))
+    assert max(got.token_ids) < 64
+    await server.close()
