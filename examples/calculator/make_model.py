@@ -29,11 +29,11 @@ BATCH = 64
 PEAK_LR = 3e-3
 
 HABITS: dict[str, dict[str, float]] = {
-    "+": {"right": 0.72, "guess": 0.28},
-    "-": {"right": 0.72, "guess": 0.28},
-    "*": {"right": 0.12, "guess": 0.80, "+": 0.08},
-    "//": {"right": 0.12, "guess": 0.18, "%": 0.70},
-    "%": {"right": 0.12, "guess": 0.18, "//": 0.70},
+    "+": {"right": 0.65, "guess": 0.35},
+    "-": {"right": 0.65, "guess": 0.35},
+    "*": {"right": 0.20, "guess": 0.80},
+    "//": {"right": 0.20, "guess": 0.80},
+    "%": {"right": 0.20, "guess": 0.10, "//": 0.70},
 }
 """How often the demonstrator calls the tool rightly, guesses without it, or calls it with this operator instead."""
 

@@ -48,10 +48,19 @@ class Question:
         return OPERATORS[self.symbol](self.left, self.right)
 
 
+_RANGES: dict[str, tuple[int, int]] = {
+    "+": (4999, 4999),
+    "-": (4999, 4999),
+    "*": (99, 99),
+    "//": (9999, 99),
+    "%": (9999, 99),
+}
+"""Largest left and right operand; the smallest is 11. Sums are as long as products: copying either is the same skill."""
+
+
 def draw_question(rng: random.Random, symbol: str) -> Question:
-    """Products and quotients of numbers that nobody does in the head, sums and differences of two digits."""
-    left = rng.randint(100, 999) if symbol in ("//", "%") else rng.randint(11, 99)
-    return Question(left, symbol, rng.randint(11, 99))
+    left, right = _RANGES[symbol]
+    return Question(rng.randint(11, left), symbol, rng.randint(11, right))
 
 
 def draw_distinct(rng: random.Random, count: int, excluded: Container[str] = ()) -> list[Question]:
