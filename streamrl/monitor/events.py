@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +36,9 @@ __all__ = ["Event", "EventLog", "EventTail", "Span", "read_events"]
 logger = logging.getLogger(__name__)
 
 VERSION = 1
+
+_OTHER_CLOCK = f"clock-{secrets.token_hex(4)}"
+"""Host of logs with another clock than the machine's: it begins anew in each process, and is compared with no other."""
 
 MAX_BYTES = 64 << 20
 """Size at which a file is rotated: about half a million events."""
@@ -68,9 +72,7 @@ class Span:
             self._log.write(Event("begin", self.name, self.start, fields=self.fields))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.end = self._log.clock()
         if kind is not None:
             self.fields["error"] = kind.__name__
@@ -126,7 +128,7 @@ class EventLog:
         self.clock = clock
         self.lost = 0
         self._wall = wall
-        self._host = host or (_host() if clock is time.monotonic else "virtual")
+        self._host = host or (_host() if clock is time.monotonic else _OTHER_CLOCK)
         self._max_bytes, self._keep_files = max_bytes, keep_files
         self._encoder = msgspec.json.Encoder(enc_hook=plain)
         self._lock = threading.Lock()

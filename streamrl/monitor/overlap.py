@@ -95,7 +95,9 @@ class OverlapCollector:
             self._begin()
             return None
         engines = self._heard or set(self._servers)
-        fields, start = event.fields, event.start if self._last_end is None else self._last_end
+        fields, start = event.fields, event.start
+        if self._last_end is not None and self._last_end < start:  # else of an earlier life, whose clock ran ahead
+            start = self._last_end
         publishes = [publish for publish in self._publishes if publish.end > start]
         record = StepRecord(
             step=int(fields.get("step", 0)),

@@ -86,7 +86,7 @@ def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resu
         return _lock(resume_from, resumed=True)
     if resume_mode == "auto":
         candidate = _newest(runs_dir, name)
-        if candidate is not None and status_of(candidate) != FINISHED and _same(candidate, resolved):
+        if candidate is not None and _resumable(candidate) and _same(candidate, resolved):
             try:
                 return _lock(candidate, resumed=True)
             except RunDirectoryError:
@@ -127,6 +127,14 @@ def _lock(path: Path, *, resumed: bool) -> RunDirectory:
 def _newest(runs_dir: Path, name: str) -> Path | None:
     runs = [path for path in runs_dir.glob(f"*-{name}") if (path / "config.yaml").is_file() and not path.is_symlink()]
     return max(runs, key=lambda path: path.name, default=None)
+
+
+def _resumable(path: Path) -> bool:
+    """Whether it has not finished and kept what a resume needs: a checkpoint, or the queue's rows until the first."""
+    if status_of(path) == FINISHED:
+        return False
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    return any(path.glob("checkpoints/*/manifest.json")) or config["trainer"]["save_freq"] > 0
 
 
 def _same(path: Path, resolved: str) -> bool:

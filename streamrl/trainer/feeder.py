@@ -61,10 +61,8 @@ class Feeder:
     step by step; the asynchronous modes leave the bound to the queue.
     """
 
-    def __init__(
-        self, client: QueueClient, source: PromptSource, *, partition: str, n: int, next_order: int, chunk: int
-    ) -> None:
-        self.next_order = next_order
+    def __init__(self, client: QueueClient, source: PromptSource, *, partition: str, n: int, chunk: int) -> None:
+        self.next_order = 0
         self._client = client
         self._source = source
         self._partition = partition

@@ -70,6 +70,20 @@ class Trainer:
         self._batch_log = BatchLog(parts.run.batches)
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
         self._saved_step = 0
+        self.buffer = ReplayBuffer(
+            parts.queue, PARTITION, policy=StalenessPolicy(self.max_age), events=parts.events, in_order=self.in_order,
+            stall_timeout=config.trainer.stall_timeout, max_failed=FAILED_BATCHES * self.groups_per_step,
+            on_left=self._groups_left, on_lost_prompts=self._to_admit_again.put_nowait,
+        )  # fmt: skip
+        self.feeder = Feeder(
+            parts.queue, parts.train_data, partition=PARTITION, n=config.actor_rollout_ref.rollout.n,
+            chunk=max(1, self.mini_batch // 4),
+        )  # fmt: skip
+        self._validator = (
+            validation.Validator(parts.queue, parts.val_data, stall_timeout=config.trainer.stall_timeout)
+            if parts.val_data is not None
+            else None
+        )
 
     # --- hooks of the modes -----------------------------------------------------------------------------------
 
@@ -93,28 +107,34 @@ class Trainer:
 
     async def fit(self) -> Status:
         """Run to the end; the status: "finished" or "interrupted" (after `stop` was set)."""
-        await self._open()
-        async with asyncio.TaskGroup() as background:
-            tasks = [
-                background.create_task(self.parts.agents.run(), name="agents"),
-                background.create_task(self.feeder.run(), name="feeder"),
-                background.create_task(self._admit_lost_prompts(), name="lost prompts"),
-                background.create_task(self.parts.actor.watch(), name="ranks"),
-            ]
-            try:
-                await self._run_steps()
-                status: Status = "finished"
-            except Stopped:
-                status = "interrupted"
-                self.report.stopping()
-                if self.step > self._saved_step:
-                    await self._checkpoint()
-            for task in tasks:
-                task.cancel()
-        await self.buffer.close()
-        self._batch_log.close()
-        self.report.close(status)
+        status: Status = "failed"
+        try:
+            await self._open()
+            async with asyncio.TaskGroup() as background:
+                tasks = [
+                    background.create_task(self.parts.agents.run(), name="agents"),
+                    background.create_task(self.feeder.run(), name="feeder"),
+                    background.create_task(self._admit_lost_prompts(), name="lost prompts"),
+                    background.create_task(self.parts.actor.watch(), name="ranks"),
+                ]
+                status = await self._run_until_stopped()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await self.buffer.close()
+            self._batch_log.close()
+            self.report.close(status)
         return status
+
+    async def _run_until_stopped(self) -> Status:
+        try:
+            await self._run_steps()
+        except Stopped:
+            self.report.stopping()
+            if self.step > self._saved_step:
+                await self._checkpoint()
+            return "interrupted"
+        return "finished"
 
     async def _run_steps(self) -> None:
         total = training_steps(self.config, len(self.parts.train_data))
@@ -192,31 +212,20 @@ class Trainer:
     # --- opening and resuming -----------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        queue, config = self.parts.queue, self.config
+        queue = self.parts.queue
         await queue.open_partition(PARTITION, tasks=TASKS, max_groups=self.max_outstanding)
         state = await self._restore() if self.parts.run.resumed else TrainerState(0, 0)
         restored = await queue.open_trainer(PARTITION, state.step)
         self.step = self._saved_step = state.step
         self.validations = dict(state.validation)
-        self.buffer = ReplayBuffer(
-            queue, PARTITION, policy=StalenessPolicy(self.max_age), events=self.parts.events, in_order=self.in_order,
-            stall_timeout=config.trainer.stall_timeout, max_failed=FAILED_BATCHES * self.groups_per_step,
-            on_left=self._groups_left, on_lost_prompts=self._to_admit_again.put_nowait,
-        )  # fmt: skip
-        self.feeder = Feeder(
-            queue, self.parts.train_data, partition=PARTITION, n=config.actor_rollout_ref.rollout.n,
-            next_order=max(restored.next_order, state.next_order), chunk=max(1, self.mini_batch // 4),
-        )  # fmt: skip
+        self.feeder.next_order = max(restored.next_order, state.next_order)
         if self.in_order:
             self.feeder.allow(0)
         await self._publish(self.step)
         if restored.next_order < state.next_order:  # the queue's journal is gone: issue its unfinished prompts again
             await self.feeder.admit_orders(state.outstanding)
         await self.buffer.start()
-        self._validator = None
-        if self.parts.val_data is not None:
-            stall = config.trainer.stall_timeout
-            self._validator = validation.Validator(queue, self.parts.val_data, stall_timeout=stall)
+        if self._validator is not None:
             await self._validator.open()
         self.report.opened(self.step)
 

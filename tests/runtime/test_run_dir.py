@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.runtime.run_dir import RunDirectory, RunDirectoryError, open_run, status_of
 
-CONFIG = "trainer:\n  total_training_steps: 4\n  resume_mode: auto\n"
+CONFIG = "trainer:\n  total_training_steps: 4\n  save_freq: 2\n  resume_mode: auto\n"
 
 
 def start(runs: Path, config: str = CONFIG, mode: str = "auto", path: Path | None = None) -> RunDirectory:
@@ -46,6 +46,12 @@ def test_another_configuration_starts_anew_but_resume_keys_do_not_count(tmp_path
     other = tmp_path / "b"
     start(other).release()
     assert start(other, CONFIG.replace("resume_mode: auto", "resume_mode: resume_path")).resumed
+
+
+def test_a_run_that_keeps_no_checkpoints_starts_anew(tmp_path: Path) -> None:
+    config = CONFIG.replace("save_freq: 2", "save_freq: -1")
+    start(tmp_path, config).release()
+    assert not start(tmp_path, config).resumed
 
 
 def test_a_live_run_is_not_resumed(tmp_path: Path) -> None:

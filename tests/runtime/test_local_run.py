@@ -1,0 +1,98 @@
+"""The whole loop in one process: the simulated server on a virtual clock, and the real engines for a few steps."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from streamrl.config import StreamRLConfig, to_yaml
+from streamrl.monitor.events import read_events
+from streamrl.monitor.metrics_log import read_metrics
+from streamrl.monitor.registry import check_step_metrics
+from streamrl.monitor.schema import check_events
+from streamrl.monitor.summary import Summary, read_summary
+from streamrl.runtime.launch import launch
+from streamrl.runtime.run_dir import open_run
+from streamrl.trainer.batch_log import read_batch_log
+
+MODES = ("sync", "separate_async")
+
+
+def run(config: StreamRLConfig) -> tuple[Path, Summary]:
+    directory = open_run(
+        Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode=config.trainer.resume_mode, resume_from=None
+    )
+    console = Console(file=io.StringIO(), force_terminal=False)
+    assert launch(config, directory, console) == 0, console.file.getvalue()
+    directory.release()
+    return directory.path, read_summary(directory.path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_trains_each_prompt_once_in_virtual_time(make_config, mode: str) -> None:
+    began = time.monotonic()
+    path, summary = run(make_config(f"trainer.v1.trainer_mode={mode}"))
+    assert summary.status == "finished"
+    assert summary.groups.trained == 80
+    steps = read_batch_log(path / "batches.jsonl")
+    assert [step.step for step in steps] == list(range(1, 11))
+    orders = [order for step in steps for order in step.orders]
+    assert len(set(orders)) == len(orders) == 80
+    assert summary.train_seconds > 2 * (time.monotonic() - began) or summary.train_seconds > 10
+
+
+def test_sync_trains_only_tokens_of_the_version_being_trained(make_config) -> None:
+    path, _ = run(make_config("trainer.v1.trainer_mode=sync"))
+    worst = [line["training/off_policy/trajectory_staleness_worst/max"] for line in read_metrics(path)]
+    assert worst == [0.0] * 10
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 3])
+def test_no_token_older_than_the_threshold_is_trained(make_config, threshold: int) -> None:
+    path, summary = run(
+        make_config(
+            "trainer.v1.trainer_mode=separate_async",
+            f"trainer.v1.sampler.max_off_policy_threshold={threshold}",
+            "trainer.v1.separate_async.num_warmup_batches=3",
+            "actor_rollout_ref.rollout.sim.response_tokens_sigma=1.0",
+        )
+    )
+    worst = [line["training/off_policy/trajectory_staleness_worst/max"] for line in read_metrics(path)]
+    assert max(worst) <= threshold - 1
+    assert summary.groups.trained == 80
+
+
+def test_generation_overlaps_with_training_only_in_the_asynchronous_mode(make_config) -> None:
+    balanced = ("actor_rollout_ref.actor.sim.step_seconds=3.0", "trainer.total_training_steps=15")
+    seconds = {mode: run(make_config(f"trainer.v1.trainer_mode={mode}", *balanced))[1].train_seconds for mode in MODES}
+    assert seconds["separate_async"] < 0.75 * seconds["sync"]
+
+
+def test_what_a_run_writes_is_in_the_tables(make_config) -> None:
+    path, _ = run(make_config())
+    assert check_events(read_events(path)) > 100
+    for line in read_metrics(path):
+        check_step_metrics({name: value for name, value in line.items() if name != "step"})
+
+
+def test_lost_time_and_busy_time_add_up_to_the_time_of_the_steps(make_config) -> None:
+    _, summary = run(make_config())
+    spent = summary.busy_seconds["training"] + sum(summary.lost_seconds_by_cause.values())
+    assert spent == pytest.approx(summary.measured_seconds, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_real_engines_train_in_one_process(make_config, mode: str) -> None:
+    real = ("runtime=local", "trainer.n_gpus_per_node=1", "trainer.total_training_steps=2")
+    path, summary = run(make_config(f"trainer.v1.trainer_mode={mode}", base=real))
+    assert summary.groups.trained == 16
+    assert summary.val_sampled_before is not None
+    assert 0.1 <= summary.val_sampled_before <= 0.9
+    for line in read_metrics(path):
+        check_step_metrics({name: value for name, value in line.items() if name != "step"})
+        assert line["actor/grad_norm"] > 0
