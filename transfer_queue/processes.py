@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 import select
 import signal
 import sys
@@ -21,6 +22,12 @@ def die_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the call
         sys.exit(f"parent process {parent} is already gone")
+
+
+def allow_many_files() -> None:
+    """Two descriptors for each client (connection and pidfd) are more than the usual soft limit of 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def stop_event() -> asyncio.Event:

@@ -40,6 +40,9 @@ SHORT_LIFE = 1.0
 
 LONGEST_PAUSE = 2.0
 
+START_ATTEMPTS = 3
+"""A process that ends this often before it has ever served is a failure of `start`, told without waiting longer."""
+
 LOCK_WAIT = 2.0
 """Seconds to wait for a service on the same directory that was killed and is not wholly gone yet."""
 
@@ -71,10 +74,15 @@ class QueueService:
         self._fsync = fsync
         self._lock: int | None = None
         self._storage_lock: int | None = None
-        parent, self._budget = choose_storage(storage_dir, units, unit_budget_bytes)
-        self._prepare(parent, key)
+        known = _read_run(self.directory)
+        if known and Path(known["storage"]).is_dir():  # it was checked when it was chosen, and is partly full now
+            parent, self._budget = Path(known["storage"]).parent, unit_budget_bytes or int(known["budget"])
+        else:
+            parent, self._budget = choose_storage(storage_dir, units, unit_budget_bytes)
+        self._prepare(known, parent, key)
         self.address = read_address(self.directory)
         self._children: list[_Child] = []
+        self._failed = asyncio.Event()  # a process has ended so often that it will never serve
         self._tasks: list[asyncio.Task] = []
         self._thread: LoopThread | None = None
         self._guard = threading.Lock()
@@ -125,19 +133,19 @@ class QueueService:
 
     # --- directories -----------------------------------------------------------------------------------------
 
-    def _prepare(self, parent: Path, key: bytes | None) -> None:
+    def _prepare(self, known: dict[str, str], parent: Path, key: bytes | None) -> None:
         """Make or find again: run.json, key, the sockets' directory and the storage's."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_leftovers(parent)
-        known = _read_run(self.directory)
         run = known.get("run") or secrets.token_hex(6)
-        self._storage = Path(known.get("storage") or parent / f"{PREFIX}{run}")
+        self._storage = parent / f"{PREFIX}{run}"
         self._storage.mkdir(mode=0o700, exist_ok=True, parents=True)
         replace_file(self._storage / "owner", str(self.directory))
         self._sockets = _sockets_directory(self.directory, known.get("sockets"))
         if not (self.directory / "key").exists() or key is not None:
             replace_file(self.directory / "key", (key or secrets.token_bytes(32)).hex())
         description = {"run": run, "storage": str(self._storage), "sockets": str(self._sockets)}
+        description["budget"] = str(self._budget)
         replace_file(self.directory / "run.json", json.dumps(description))
 
     def _remove_storage(self) -> None:
@@ -147,17 +155,21 @@ class QueueService:
     # --- processes -------------------------------------------------------------------------------------------
 
     async def _start(self, timeout: float) -> None:
+        self._failed.clear()
         self._children = [_Child("controller", self._controller_arguments())]
         self._children += [_Child(f"unit-{i}", self._unit_arguments(i)) for i in range(self._units)]
         self._tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
-        ready = [asyncio.create_task(child.ready.wait()) for child in self._children]
-        _, late = await asyncio.wait(ready, timeout=timeout)
-        for task in late:
-            task.cancel()
-        if late:
-            missing = [child.name for child in self._children if not child.ready.is_set()]
+        ready = asyncio.gather(*(child.ready.wait() for child in self._children))
+        failed = asyncio.create_task(self._failed.wait())
+        await asyncio.wait([ready, failed], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        failed.cancel()
+        missing = [child.name for child in self._children if not child.ready.is_set()]
+        if missing:
             tails = "; ".join(f"{name}: {self._log_tail(name)}" for name in missing)
-            raise DeadlineExceeded(f"queue service in {self.directory} waited {timeout:.0f} s for {missing}: {tails}")
+            raise DeadlineExceeded(
+                f"{missing} of the queue in {self.directory} did not start within {timeout:.0f} s: {tails}"
+            )
 
     async def _supervise(self, child: _Child) -> None:
         """Keep one process running, for ever."""
@@ -169,6 +181,8 @@ class QueueService:
             code, lived = child.process.returncode if child.process else None, loop.time() - started
             pause = 0.0 if lived > SHORT_LIFE else min(LONGEST_PAUSE, max(0.05, 2 * pause))
             child.restarts += 1
+            if child.restarts >= START_ATTEMPTS and not child.ready.is_set():
+                self._failed.set()
             log.warning("%s ended (%s) after %.1f s; starting it again in %.2f s", child.name, code, lived, pause)
             await asyncio.sleep(pause)
 
@@ -187,7 +201,7 @@ class QueueService:
             )  # fmt: skip
         os.close(ready_write)
         loop = asyncio.get_running_loop()
-        loop.add_reader(ready_read, _take_ready, loop, ready_read, child.ready)
+        loop.add_reader(ready_read, _take_ready, loop, ready_read, child)
         await exited(child.process.pid)
         child.process.wait()
 
@@ -286,9 +300,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
 
 
-def _take_ready(loop: asyncio.AbstractEventLoop, fd: int, ready: asyncio.Event) -> None:
+def _take_ready(loop: asyncio.AbstractEventLoop, fd: int, child: _Child) -> None:
     """The child wrote that it serves, or closed its end without."""
     if os.read(fd, 16):
-        ready.set()
+        child.ready.set()
     loop.remove_reader(fd)
     os.close(fd)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,10 @@ def kill(service: QueueService, *names: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def restarts_of(service: QueueService, *names: str) -> list[tuple[str, int]]:
+    return [(name, count) for name, count in service.restarts().items() if name.startswith(names)]
+
+
 async def traffic(client: QueueClient, acknowledged: dict[str, np.ndarray], stop: asyncio.Event) -> None:
     """Put rows one after the other until told to stop; note those that were acknowledged."""
     i = 0
@@ -58,6 +63,18 @@ async def traffic(client: QueueClient, acknowledged: dict[str, np.ndarray], stop
         await client.put("p", [f"k{i}"], {"x": [row], "o": [{"i": i}]}, tags=[{"i": i}])
         acknowledged[f"k{i}"] = row
         i += 1
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def more(acknowledged: dict[str, np.ndarray]) -> None:
+    """Wait until a few more puts have been acknowledged."""
+    count = len(acknowledged) + 5
+    await until(lambda: len(acknowledged) > count)
 
 
 async def assert_nothing_lost(client: QueueClient, acknowledged: dict[str, np.ndarray]) -> None:
@@ -73,16 +90,15 @@ async def test_a_kill_loses_nothing_acknowledged_and_calls_go_on(service, client
     acknowledged: dict[str, np.ndarray] = {}
     stop = asyncio.Event()
     putting = asyncio.create_task(traffic(client, acknowledged, stop))
-    for _ in range(2):
-        await asyncio.sleep(0.3)
-        before = len(acknowledged)
+    for kills in (1, 2):
+        await more(acknowledged)
         kill(service, *victims)
-    await asyncio.sleep(1.0)
+        await until(lambda n=kills: all(count == n for _, count in restarts_of(service, *victims)))
+        await until(lambda: len(service.pids()) == 3)
+    await more(acknowledged)
     stop.set()
     await asyncio.wait_for(putting, 10)
-    assert len(acknowledged) > before + 5
     await assert_nothing_lost(client, acknowledged)
-    assert all(count >= 1 for name, count in service.restarts().items() if name.startswith(victims))
 
 
 @pytest.mark.chaos
@@ -110,16 +126,14 @@ async def test_a_killed_service_started_again_on_its_directory_goes_on(tmp_path)
     acknowledged: dict[str, np.ndarray] = {}
     stop = asyncio.Event()
     putting = asyncio.create_task(traffic(client, acknowledged, stop))
-    await asyncio.sleep(0.3)
+    await more(acknowledged)
     owner.kill()
     owner.wait()
-    before = len(acknowledged)
     service = QueueService(directory, storage_dir=tmp_path)
     await service.astart()
-    await asyncio.sleep(0.3)
+    await more(acknowledged)
     stop.set()
     await asyncio.wait_for(putting, 10)
-    assert len(acknowledged) > before + 5
     await assert_nothing_lost(client, acknowledged)
     await client.close()
     await service.astop(clean=True)
@@ -269,6 +283,34 @@ def test_a_rank_without_an_event_loop_uses_the_same_verbs(tmp_path):
             assert rank.list() == {"p": {"a": {"seq_len": 2}}}
         with pytest.raises(RuntimeError, match="was closed"):
             rank.stats()
+
+
+async def test_the_environment_can_force_the_remote_path(service, client, monkeypatch):
+    monkeypatch.setenv("TQ_FORCE_REMOTE", "1")
+    remote = await QueueClient.connect(service.address, name="elsewhere")
+    await remote.put("p", ["a"], {"x": np.arange(3)[None]})
+    assert (await client.get("p", ["a"]))["x"].values.tolist() == [[0, 1, 2]]
+    assert remote._access._mapped._mappings == {}
+    await remote.close()
+
+
+def test_a_process_that_never_closes_its_client_still_ends(tmp_path):
+    with QueueService(tmp_path / "queue", storage_dir=tmp_path, units=1) as service:
+        code = f"""
+            from transfer_queue.sync_client import SyncQueueClient
+            SyncQueueClient({service.address!r}, "forgetful").put("p", ["a"], {{"o": [1]}})
+        """
+        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=10)
+
+
+def test_a_queue_that_cannot_start_says_why_without_waiting_long(tmp_path):
+    service = QueueService(tmp_path / "queue", storage_dir=tmp_path, units=1)
+    (tmp_path / "queue" / "journal").write_bytes(b"this is no journal")
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="controller.*journal"):
+        service.start(timeout=60)
+    assert time.monotonic() - began < 15
+    assert service.pids() == {}
 
 
 async def test_stat_shows_the_queue(service, client):

@@ -13,6 +13,9 @@ from transfer_queue.net.messages import Failed, Request, Response
 MAX_FRAME = 64 << 20
 """Largest control frame in bytes: about 500,000 keys. The sockets know it too, and refuse before they allocate."""
 
+SAY_HELLO = "say Hello first"
+"""Message of Failed(disconnected) to a client that the controller does not know: after a restart, say."""
+
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _response_decoder = msgspec.msgpack.Decoder(Response)

@@ -265,8 +265,21 @@ class CommitStep(Message, tag=True):
 
 
 Mutation = (
-    OpenPartition | Admit | Commit | Clear | Lease | Renew | Ack | Nack | Drop | ReleaseHolder | Expire | OpenTrainer
-    | CommitStep | LoseSegments | Life
+    OpenPartition
+    | Admit
+    | Commit
+    | Clear
+    | Lease
+    | Renew
+    | Ack
+    | Nack
+    | Drop
+    | ReleaseHolder
+    | Expire
+    | OpenTrainer
+    | CommitStep
+    | LoseSegments
+    | Life
 )
 
 

@@ -65,7 +65,11 @@ class EventSocket:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_frames(frames)
+            try:
+                self._on_frames(frames)
+            except BaseException:  # what else has arrived must not be forgotten with it
+                self._look_again()
+                raise
         self._look_again()
 
 

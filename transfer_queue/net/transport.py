@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
-from transfer_queue.net.codec import MAX_FRAME, Malformed, decode_response, encode, error_of
+from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, error_of
 from transfer_queue.net.messages import (
     VERSION,
     Bye,
@@ -43,11 +43,14 @@ from transfer_queue.net.sockets import EventSocket, check_endpoint
 
 log = logging.getLogger(__name__)
 
-GRACE = 20.0
+GRACE = 30.0
 """Seconds that a request may take beyond the wait it asks for: time for a controller to come back."""
 
 LOCAL_RUN = "local"
 """The run id of every queue that lives inside one process."""
+
+GREET_AGAIN = 1.0
+"""Seconds without a Welcome after which Hello is said again on the same connection."""
 
 RECONNECT_MS = 20
 """A restarted controller is found again within this time."""
@@ -169,6 +172,7 @@ class ZmqTransport:
         self._key = read_key(address["key_file"])
         self._ready = False
         self._hello = 0  # id of the Hello under way
+        self._greeting: asyncio.TimerHandle | None = None
         self._epoch: int | None = None
         self._broken: QueueError | None = None
         self._lost_at = asyncio.get_running_loop().time()
@@ -254,15 +258,27 @@ class ZmqTransport:
             self._greet()
         elif self._ready:
             self._ready = False
+            self._stop_greeting()
             self._lost_at = asyncio.get_running_loop().time()
             self.on_lost()
             log.info("client %r lost its connection to %s", self.name, self._endpoint)
 
     def _greet(self) -> None:
+        """Say Hello on this connection, and again until it is answered."""
+        self._stop_greeting()
+        if self._broken is not None:
+            return
         body = self._hello_body()
         self._hello, _ = self._waiters.add(body, GRACE)
-        del self._waiters.waiting[self._hello]  # a Hello is not repeated: each connection has its own
-        self._send(Request(self._hello, body))
+        del self._waiters.waiting[self._hello]  # not sent again like the others: each connection has its own
+        sent = self._send(Request(self._hello, body))
+        pause = GREET_AGAIN if sent else RECONNECT_MS / 1000
+        self._greeting = asyncio.get_running_loop().call_later(pause, self._greet)
+
+    def _stop_greeting(self) -> None:
+        if self._greeting is not None:
+            self._greeting.cancel()
+            self._greeting = None
 
     def _hello_body(self) -> Hello:
         return Hello(VERSION, self._address["run"], self._key, self.name, os.getpid(), host_id())
@@ -279,6 +295,9 @@ class ZmqTransport:
                 self.on_push(body)
         elif response.id == self._hello:
             self._welcome(body)
+        elif isinstance(body, Failed) and body.message == SAY_HELLO:
+            self._ready = False  # a controller that has restarted does not know us yet
+            self._greet()
         elif not isinstance(body, (MakeSegments, FreeSegments)):
             orphan = self._waiters.answer(response.id, body)
             if orphan is not None:
@@ -292,20 +311,25 @@ class ZmqTransport:
         again = self._epoch is not None and self._epoch != reply.epoch
         self._epoch = reply.epoch
         self._ready = True
+        self._stop_greeting()
         self.on_welcome(reply, again)
         for request in list(self._waiters.waiting):
             self._send(Request(request, self._waiters.remaining(request)))
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: Request) -> bool:
+        """Whether there is a connection to send on; if not, it is sent after the next Welcome."""
         try:
             self._socket.send([encode(request)])
-        except zmq.Again:  # disconnected this instant: sent again after the next Welcome
+        except zmq.Again:
             self._ready = False
+            return False
+        return True
 
     def _break(self, error: QueueError) -> None:
         """No further request will be answered."""
         self._broken = self._broken or error
         self._ready = False
+        self._stop_greeting()
         self._waiters.fail(error)
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)

@@ -34,8 +34,10 @@ def gather(field: str, block: np.ndarray, row: np.ndarray, columns: Mapping[int,
     Columns of one field that were put in different forms are brought together: fixed rows become ragged where that
     says the same, and what still differs becomes an object column of arrays.
     """
+    if len(block) == 1:
+        return columns[int(block[0])].take(row)
     used, inverse = np.unique(block, return_inverse=True)
-    parts = _alike(field, [columns[int(b)] for b in used])
+    parts = _alike(field, [columns[b] for b in used.tolist()])
     if len(parts) == 1:
         return parts[0].take(row)
     if len(block) <= FEW_ROWS_PER_BLOCK * len(parts):
