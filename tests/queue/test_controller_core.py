@@ -29,11 +29,14 @@ class World:
         self.next_id = self.made = 0
         self.broken = False
         self.journal = MemoryJournal()
+        self.core: Any = None
         self.start()
 
     def start(self) -> None:
         """Also after a crash: units register again."""
         self.pushes.clear()
+        if self.core is not None:
+            self.core.close()
         if self.path is None:
             self.core = ControllerCore(
                 Ledger(), send=self.send, journal=self.journal, segment_bytes=SEGMENT, spare_segments=self.spare
@@ -277,6 +280,37 @@ def test_a_client_whose_twin_lives_keeps_its_leases(world: World) -> None:
     leased = world.ask("worker", GENERATE)
     world.core.client_gone("worker", world.now)
     assert isinstance(world.ask("worker-2", m.Renew("p", leased.token)), m.Ok)
+
+
+def test_a_training_lease_outlives_its_client_and_any_time_but_not_the_next_incarnation(world: World) -> None:
+    world.admit("u0")
+    world.generate("u0")
+    leased = world.ask("trainer", TRAIN)
+    world.core.client_gone("trainer", world.now)
+    world.after(1e6)
+    world.hello("trainer")
+    write = m.Commit("p", ["u0_0_0"], tags=[{"loss": 1.0}], token=leased.token)
+    assert isinstance(world.ask("trainer", write), m.Committed)
+    restored = world.ask("trainer", m.OpenTrainer("p", 0))
+    assert (restored.incarnation, restored.ready, restored.reissued) == (1, ["u0"], [])
+    assert world.ask("trainer", write).code == "fenced"
+    assert world.ask("trainer", m.Ack("p", leased.token, ["u0"], step=1)).code == "fenced"
+
+
+def test_a_restore_brings_back_what_was_acked_later_and_never_what_was_committed(world: World) -> None:
+    world.admit("u0", "u1", "u2", "u3")
+    for uid, version in [("u0", 0), ("u1", 1), ("u2", 2), ("u3", 0)]:
+        world.generate(uid, tag={"max_global_steps": version})
+    for step, uid in enumerate(["u0", "u1", "u2"], start=1):
+        token = world.ask("trainer", m.Lease("p", "train", "trainer", uids=[uid])).token
+        world.ask("trainer", m.Ack("p", token, [uid], step=step))
+    world.ask("trainer", m.CommitStep("p", 1))
+    restored = world.ask("trainer", m.OpenTrainer("p", 1))
+    assert restored.ready == ["u1", "u3"]
+    assert restored.reissued == ["u2"], "its rows come from weights that no longer exist"
+    assert world.ask("trainer", m.Lease("p", "train", "trainer", uids=["u0"])).code == "not_found"
+    assert isinstance(world.admit("u0"), m.Ok)
+    assert world.core.ledger.stats(0.0)["p"].depth["pending"] == 1
 
 
 def test_a_lease_that_runs_out_goes_to_the_next_and_is_journaled_once(world: World) -> None:

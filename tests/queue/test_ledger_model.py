@@ -268,12 +268,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(by=HOLDER, count=st.integers(1, 2), version=st.integers(0, 2), fails=st.integers(0, 5))
     def generate_whole_groups(self, by: str, count: int, version: int, fails: int) -> None:
-        """What workers do most of the time."""
+        """What workers do most of the time; with one session that fails (4, 5), or that they do not finish (2, 3)."""
         self.lease("generate", count, by, False)
         held = [group for group in self.model.groups.values() if group.state == "generating"]
         for group in held:
             for session in set(range(group.n)) - set(group.ended):
-                self.write_as(group, session, group.token, "failed" if fails == session + 4 else "ok", version)
+                end = "failed" if fails == session + 4 else "" if fails == session + 2 else "ok"
+                self.write_as(group, session, group.token, end, version)
 
     @rule(count=st.integers(1, 2), step=st.integers(1, 4), end=st.sampled_from(["ack"] * 3 + ["nack", "poison", ""]))
     def train_what_is_ready(self, count: int, step: int, end: str) -> None:
@@ -339,7 +340,7 @@ class LedgerMachine(RuleBasedStateMachine):
             case "expire":
                 self.expire(11.0 if some else 3.0)
             case "holder":
-                self.release_holder("a" if some else "b")
+                self.release_holder(["a", "b", "trainer"][number % 3])
             case "trainer":
                 self.open_trainer(number)
             case "segment":

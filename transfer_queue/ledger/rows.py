@@ -65,6 +65,13 @@ class RowTable:
         place = self.places.get(block.field)
         if place is None:
             place = self.places[block.field] = Place(*(np.full(self._capacity, -1, np.int32) for _ in range(2)))
+        if len(rows) == 1:  # an agent's commit: several times quicker than with arrays of one
+            row = rows[0]
+            if place.block[row] >= 0:
+                self.blocks.release(int(place.block[row]), 1)
+            place.block[row] = self.blocks.add(block, 1)
+            place.index[row] = 0 if index is None else index[0]
+            return
         at = np.asarray(rows, np.int64)
         self._release(place.block[at])
         place.block[at] = self.blocks.add(block, len(rows))
