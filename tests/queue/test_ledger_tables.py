@@ -184,7 +184,7 @@ def test_leasing_does_not_slow_down_with_the_groups_that_wait() -> None:
     ledger.apply(m.Admit("p", specs), 0.0)
     times: list[float] = []
     for _ in range(20):
-        start = time.perf_counter()
+        start = time.process_time()
         ledger.apply(m.Lease("p", "generate", "w", groups=256), 1.0)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert sorted(times)[10] < 0.05
