@@ -11,9 +11,11 @@ products: with one query per row that is several times faster on a CPU than a ca
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -91,7 +93,7 @@ class Decoder:
         self.layers = [_fuse_layer(layer) for layer in inner.layers]
         self.device, self.dtype = self.embed.device, self.embed.dtype
         shape = (len(self.layers), 2, rows, self.kv_heads, max_len + 1, self.dim)
-        self.cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.cache = _lazy_zeros(shape, self.dtype, self.device)
         self._slots = self.cache.view(len(self.layers), -1, self.dim)
         self._cos, self._sin = self._rotary_tables(inner.rotary_emb)
         side = torch.arange(2, device=self.device)[:, None] * (rows * self.kv_heads)
@@ -163,6 +165,13 @@ class Decoder:
         """Give `target` the first `length` cached tokens of `source`."""
         if source != target and length:
             self.cache[:, :, target, :, :length] = self.cache[:, :, source, :, :length]
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros (a masked NaN would still be NaN); on a CPU memory is taken page by page, when first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

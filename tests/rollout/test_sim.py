@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,3 +107,35 @@ def test_two_runs_are_equal_in_every_number() -> None:
 def test_a_config_that_cannot_be_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises((ValueError, TypeError)):
         SimConfig.of(bad)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, float, float, dict[str, Any]]] = []
+        self.states: list[str | float] = []
+
+    def span_at(self, name: str, start: float, end: float, /, **fields: Any) -> None:
+        self.spans.append((name, start, end, fields))
+
+    def state(self, name: str, value: str | float, /, **labels: Any) -> None:
+        self.states.append(value)
+
+
+def test_reported_spans_add_up_to_busy_time_and_tokens_and_do_not_overlap() -> None:
+    async def main() -> None:
+        events = Recorder()
+        server = SimServer(SimConfig(token_seconds=0.1), max_num_seqs=2, server="s1", events=events)
+        for _ in range(3):
+            await asyncio.gather(*(ask(server, f"r{i}", 7 + i) for i in range(9)))
+            await asyncio.sleep(5)
+        await server.update_weights("", 1)
+        load = await server.load()
+        await server.close()
+        busy = [(start, end, fields) for name, start, end, fields in events.spans if name == "server_busy"]
+        assert sum(end - start for start, end, _ in busy) == pytest.approx(load.busy_seconds)
+        assert sum(fields["tokens"] for *_, fields in busy) == load.tokens_generated
+        assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(busy))
+        assert events.spans[-1][3] == {"server": "s1", "version": 1}
+        assert events.states == ["started"]
+
+    run_virtual(main())
