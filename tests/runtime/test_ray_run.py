@@ -1,0 +1,81 @@
+"""The job as processes under Ray, as `make demo` runs it, and what happens when one of them is killed with -9."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamrl.monitor.events import read_events
+from streamrl.monitor.schema import check_events
+from streamrl.monitor.summary import read_summary
+from streamrl.runtime.run_dir import status_of
+from tests.runtime.jobs import Job, chaos_seed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+SECONDS = 200.0
+
+
+def gone(processes: list[psutil.Process], seconds: float = 30.0) -> list[psutil.Process]:
+    """Those still alive after a while."""
+    return psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["agent worker", "storage unit", "LLM server"])
+def test_the_run_goes_on_when_a_process_is_killed(tmp_path: Path, victim: str) -> None:
+    rng = random.Random(chaos_seed())
+    job = Job(tmp_path, steps=10, seconds=SECONDS)
+    job.start()
+    job.wait_for_step(2)
+    time.sleep(rng.random())
+    find = {
+        "agent worker": lambda: job.pid_of("agent-0"),
+        "storage unit": lambda: job.queue_pid("unit"),
+        "LLM server": lambda: job.pid_of("server-0"),
+    }
+    pid = find[victim]()
+    os.kill(pid, signal.SIGKILL)
+    job.finish()
+    job.check_accounts()
+    assert not psutil.pid_exists(pid)
+    assert check_events(read_events(job.path)) > 0
+
+
+@pytest.mark.chaos
+def test_the_whole_run_killed_and_started_again_trains_every_prompt_once_and_leaves_nothing_running(
+    tmp_path: Path,
+) -> None:
+    rng = random.Random(chaos_seed())
+    job = Job(tmp_path, "trainer.save_freq=3", steps=10, seconds=SECONDS)
+    job.start()
+    job.wait_for_step(5)
+    time.sleep(rng.random())
+    children = job.processes()
+    job.kill()
+    assert not gone(children)
+    assert status_of(job.path) == "killed"
+    path = job.path
+    job.start()
+    job.finish()
+    assert job.path == path
+    job.check_accounts()
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
+    job = Job(tmp_path, steps=30, seconds=SECONDS)
+    process = job.start()
+    job.wait_for_step(2)
+    children = job.processes()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(90) == 130, job.text
+    assert not gone(children)
+    summary = read_summary(job.path)
+    assert summary.status == "interrupted"
+    assert list(job.path.glob(f"checkpoints/global_step_{summary.steps}/manifest.json"))
