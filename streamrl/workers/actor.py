@@ -168,7 +168,12 @@ class ActorWorker(Worker):
         columns = {name: [found[name][i] for i in range(len(batch.keys))] for name in fields}
         size = sum(values.nbytes for column in columns.values() for values in column)
         responses = [int(tag["response_len"]) for tag in batch.tags]
-        return Rows(columns.pop("input_ids"), responses, columns), size
+        input_ids = columns.pop("input_ids")
+        for name, column in columns.items():
+            for key, values, response in zip(batch.keys, column, responses, strict=True):
+                if len(values) != response:
+                    raise ValueError(f"row {key}: {name} has {len(values)} entries, its tag response_len is {response}")
+        return Rows(input_ids, responses, columns), size
 
     def _rows(self) -> RowStore:
         if self._store is None:

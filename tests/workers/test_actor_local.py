@@ -31,7 +31,7 @@ def start(model: str, store: Any, *, skip: bool = True, **options: Any) -> Local
 
 
 class Reference:
-    """The same update in float64-free plain PyTorch: one process, one row at a time, no padding, no micro-batches."""
+    """The same update in plain PyTorch: one process, one row at a time, no padding, no micro-batches."""
 
     def __init__(self, model: str, lr: float = 1e-3) -> None:
         from transformers import AutoModelForCausalLM
@@ -216,3 +216,33 @@ def test_checkpoint_restores_weights_optimizer_and_the_next_losses(model: str, t
     group.shutdown()
     for path in (tmp_path / "c").rglob("*"):
         assert path.is_dir() or path.suffix in (".json", ".safetensors"), f"{path} may be a pickle"
+
+
+def test_a_checkpoint_of_the_untrained_model_restores_it(model: str, tmp_path: Path) -> None:
+    batch, store = make_rows(2, 2)
+    group = start(model, store)
+    group.save_checkpoint(str(tmp_path / "c"))
+    digest = group.state_digest()
+    first = group.update_actor(batch)["actor/pg_loss"]
+    group.load_checkpoint(str(tmp_path / "c"))
+    assert group.state_digest() == digest
+    assert group.update_actor(batch)["actor/pg_loss"] == first
+    with pytest.raises(WorkerFailed, match="no finished actor checkpoint"):
+        group.load_checkpoint(str(tmp_path / "nothing"))
+    group.shutdown()
+
+
+def test_a_tag_that_contradicts_the_row_is_an_error_that_names_both(model: str) -> None:
+    batch, store = make_rows(2, 2)
+    batch.tags[2]["response_len"] += 1
+    group = start(model, store)
+    with pytest.raises(WorkerFailed, match=rf"row {batch.keys[2]}: response_mask has \d+ entries, its tag"):
+        group.update_actor(batch)
+    group.shutdown()
+
+
+def test_a_model_directory_without_a_model_is_an_error(tmp_path: Path) -> None:
+    group = LocalWorkerGroup(ClassWithInitArgs(ActorWorker, settings(str(tmp_path)), MemoryStore({})))
+    with pytest.raises(WorkerFailed, match=r"model.path=.*no config.json there"):
+        group.init_model()
+    group.shutdown()

@@ -3,7 +3,7 @@
     shards/shard-0000N-model-*.safetensors   each rank's part of model.*, exp_avg.*, exp_avg_sq.*   (torch DCP, its
                                              safetensors storage: offsets stand in the files' headers)
     rng/<rank>.safetensors                   generator states
-    state.json                               format, world size, optimizer step
+    state.json                               format, world size, optimizer step of each parameter
 
 torch's default DCP storage keeps a pickle beside its tensors; this one does not. Scalars are JSON. A directory is
 complete when `save` has returned on all ranks; who calls it makes the whole visible at once.
@@ -35,14 +35,11 @@ def save(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *,
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True)
     dist.barrier()
-    step = _adam_step(optimizer)
-    if step == 0:
-        _ready_optimizer(model, optimizer, 0)
     writer = HuggingFaceStorageWriter(str(shards), save_distributed=True)
     state_dict_saver.save(_tensors(model, optimizer), storage_writer=writer)
     save_file(_rng_states(), rng / f"{rank:05d}.safetensors")
     if rank == 0:
-        state = {"format": FORMAT, "world_size": dist.get_world_size(), "optimizer_step": step}
+        state = {"format": FORMAT, "world_size": dist.get_world_size(), "steps": _steps(model, optimizer)}
         (directory / "state.json").write_text(json.dumps(state))
     dist.barrier()
 
@@ -55,7 +52,7 @@ def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *,
     state = json.loads(path.read_text())
     if state.get("format") != FORMAT:
         raise ValueError(f"{path}: format {state.get('format')!r}, this version reads {FORMAT}")
-    _ready_optimizer(model, optimizer, int(state["optimizer_step"]))
+    _ready_optimizer(model, optimizer, state["steps"])
     state_dict_loader.load(
         _tensors(model, optimizer), storage_reader=HuggingFaceStorageReader(str(directory / "shards"))
     )
@@ -70,22 +67,26 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     tensors: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter.detach()
-        for moment in MOMENTS:
+        for moment in MOMENTS if optimizer.state.get(parameter) else ():
             tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
     return tensors
 
 
-def _ready_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """The state that AdamW itself would make at its first step, at `step`."""
-    for parameter in model.parameters():
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
-            **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS},
-        }
+def _ready_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: dict[str, int]) -> None:
+    """Room for what will be loaded: the state that AdamW itself makes for a parameter at its first gradient."""
+    optimizer.state.clear()
+    for name, parameter in model.named_parameters():
+        if name in steps:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(steps[name]), dtype=torch.float32, device=parameter.device),
+                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS},
+            }
 
 
-def _adam_step(optimizer: torch.optim.Optimizer) -> int:
-    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+def _steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """AdamW's step of each parameter that ever had a gradient."""
+    states = ((name, optimizer.state.get(parameter)) for name, parameter in model.named_parameters())
+    return {name: int(state["step"]) for name, state in states if state}
 
 
 def _rng_states() -> dict[str, torch.Tensor]:
