@@ -246,3 +246,14 @@ def test_a_model_directory_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match=r"model.path=.*no config.json there"):
         group.init_model()
     group.shutdown()
+
+
+def test_every_metric_of_the_actor_is_in_the_table_of_metrics(model: str) -> None:
+    from streamrl.monitor.registry import check_step_metrics
+
+    batch, store = make_rows(2, 2)
+    batch.extra_info = {**(batch.extra_info or {}), "max_age": 2}
+    group = start(model, store, bypass=False)
+    metrics = group.compute_log_prob(batch) | group.update_actor(batch)
+    group.shutdown()
+    check_step_metrics(metrics)
