@@ -259,7 +259,9 @@ class TorchServer:
 def load_model(path: str, *, device: str, dtype: str, max_model_len: int) -> Any:
     """A causal LM for inference. Raises ValueError with what to do."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # a server writes nothing over the terminal view
     if not (Path(path) / "config.json").is_file():
         raise ValueError(f"model path {path!r}: no config.json there; give the directory of a saved Hugging Face model")
     kind = getattr(torch, dtype, None)
