@@ -1,9 +1,9 @@
 """Make the base policy: a small Qwen2 that can use the calculator, and mostly does not.
 
-    python examples/calculator/make_model.py [--seed 7] [--steps 900] [--out examples/calculator/model]
+    python examples/calculator/make_model.py [--seed 7] [--steps 1200] [--out examples/calculator/model]
 
-It is trained on demonstrations with a bad habit per operator (`HABITS`): products are guessed, quotients and remainders
-are mixed up. The right way is shown too, but seldom, so greedy decoding fails on three operators of five while sampling
+It is trained on demonstrations with a bad habit per operator (`HABITS`): products and quotients are guessed, and for a
+remainder the quotient is calculated. The right way is shown too, but seldom, so greedy decoding fails on three operators of five while sampling
 finds the right way now and then. That is what reinforcement learning needs: plain noise in the demonstrations would
 leave greedy decoding perfect. Prints both accuracies on the questions of `data/val.jsonl`.
 """
@@ -21,7 +21,7 @@ import torch
 from make_data import SEED, TRAIN_ROWS, VAL_ROWS, make_rows
 from play import accuracy, prompt_ids, tool_turn
 from questions import Question, calculate, draw_distinct
-from tokenizer import CALL_BEGIN, CALL_END, END, make_tokenizer
+from tokenizer import CALL_BEGIN, CALL_END, END, PAD, make_tokenizer
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 HERE = Path(__file__).parent
@@ -77,8 +77,9 @@ def make_batch(tokenizer: PreTrainedTokenizerBase, rng: random.Random, questions
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
+    vocabulary = tokenizer.get_vocab()
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=len(vocabulary),
         hidden_size=96,
         intermediate_size=256,
         num_hidden_layers=3,
@@ -87,8 +88,8 @@ def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalL
         max_position_embeddings=256,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=vocabulary[END],
+        pad_token_id=vocabulary[PAD],
     )
     return Qwen2ForCausalLM(config)
 
@@ -115,7 +116,7 @@ def warm_up(
 def main() -> None:
     parser = argparse.ArgumentParser(description="make the base policy of the calculator example")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=HERE / "model")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")

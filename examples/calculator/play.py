@@ -113,7 +113,7 @@ def _advance(
 
 
 def _end_turn(talk: Conversation, tokenizer: PreTrainedTokenizerBase, max_calls: int) -> None:
-    result = tool_answer(tokenizer.decode(talk.turn)) if talk.calls < max_calls else None
+    result = tool_answer(str(tokenizer.decode(talk.turn))) if talk.calls < max_calls else None
     talk.turn = []
     if result is None:
         talk.done = True
@@ -123,7 +123,7 @@ def _end_turn(talk: Conversation, tokenizer: PreTrainedTokenizerBase, max_calls:
 
 
 def score(tokenizer: PreTrainedTokenizerBase, talk: Conversation, question: Question) -> float:
-    return compute_score("calculator", tokenizer.decode(talk.response_ids), str(question.answer))
+    return compute_score("calculator", str(tokenizer.decode(talk.response_ids)), str(question.answer))
 
 
 def accuracy(

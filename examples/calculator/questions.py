@@ -55,7 +55,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "//": (9999, 99),
     "%": (9999, 99),
 }
-"""Largest left and right operand; the smallest is 11. Sums are as long as products: copying either is the same skill."""
+"""Largest left and right operand; the smallest is 11. Sums are as long as products, so copying either is one skill."""
 
 
 def draw_question(rng: random.Random, symbol: str) -> Question:
