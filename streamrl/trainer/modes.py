@@ -39,6 +39,10 @@ class SeparateAsyncTrainer(Trainer):
     older than `max_off_policy_threshold` - 1 versions is dropped and its credit issues another prompt.
     """
 
+    async def before_step(self) -> None:
+        if self.config.trainer.v1.separate_async.fixed_lag:
+            await self.buffer.wait_ready(self.max_outstanding)
+
     @property
     def max_outstanding(self) -> int:
         warmup = self.config.trainer.v1.separate_async.num_warmup_batches

@@ -66,6 +66,20 @@ def test_no_token_older_than_the_threshold_is_trained(make_config, threshold: in
     assert summary.groups.trained == 80
 
 
+def test_with_a_fixed_lag_every_token_is_that_many_versions_old(make_config) -> None:
+    path, _ = run(
+        make_config(
+            "trainer.v1.trainer_mode=separate_async",
+            "trainer.v1.separate_async.num_warmup_batches=3",
+            "trainer.v1.separate_async.fixed_lag=true",
+            "trainer.v1.sampler.max_off_policy_threshold=4",
+        )
+    )
+    name = "training/off_policy/trajectory_staleness"
+    ages = [(line[f"{name}/min"], line[f"{name}_worst/max"]) for line in read_metrics(path)]
+    assert ages[3:] == [(3.0, 3.0)] * 7
+
+
 def test_generation_overlaps_with_training_only_in_the_asynchronous_mode(make_config) -> None:
     balanced = ("actor_rollout_ref.actor.sim.step_seconds=3.0", "trainer.total_training_steps=15")
     seconds = {mode: run(make_config(f"trainer.v1.trainer_mode={mode}", *balanced))[1].train_seconds for mode in MODES}

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SECONDS = 200.0
 
 
-def gone(processes: list[psutil.Process], seconds: float = 30.0) -> list[psutil.Process]:
-    """Those still alive after a while."""
+def survivors(processes: list[psutil.Process], seconds: float = 120.0) -> list[psutil.Process]:
+    """Those still alive after a while. Ours end at once; Ray's own agents need up to a minute to miss their raylet."""
     return psutil.wait_procs(processes, timeout=seconds)[1]
 
 
@@ -59,7 +59,7 @@ def test_the_whole_run_killed_and_started_again_trains_every_prompt_once_and_lea
     time.sleep(rng.random())
     children = job.processes()
     job.kill()
-    assert not gone(children)
+    assert not survivors(children)
     assert status_of(job.path) == "killed"
     path = job.path
     job.start()
@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
     children = job.processes()
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130, job.text
-    assert not gone(children)
+    assert not survivors(children)
     summary = read_summary(job.path)
     assert summary.status == "interrupted"
     assert list(job.path.glob(f"checkpoints/global_step_{summary.steps}/manifest.json"))

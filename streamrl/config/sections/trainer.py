@@ -21,6 +21,9 @@ class SeparateAsyncConfig:
     """Batches of prompts that are out beside the one being trained; may be a fraction."""
     parameter_sync_step: PositiveInt = 4
     """Mini-batches trained per published weight version; times ppo_mini_batch_size it is the train_batch_size."""
+    fixed_lag: bool = False
+    """Train only when everything that is out is ready, so that every token is num_warmup_batches versions old: slow,
+    and the same staleness on every machine. For measuring what staleness does to learning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

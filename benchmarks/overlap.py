@@ -1,0 +1,121 @@
+"""The calculator job by mode and seed: does it learn, how much time does overlap save, what does staleness cost.
+
+    python -m benchmarks.overlap --json overlap.json            # about 20 minutes on two cores
+    python -m benchmarks.overlap --part learning --seeds 2
+
+learning   `separate_async` on each seed: accuracy before and after, seconds of training
+speed      `sync` and `separate_async` in turns on the same seeds: ratio of the training times, accuracy of both
+stress     lr 1e-3, constant: every token three versions old, against `sync` at the same rate; and the same without the
+           safeguards, which shows that the test discriminates (it is reported, not a bar)
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from benchmarks.bars import Bar, report
+from streamrl.monitor.summary import Summary, read_summary
+
+PARTS = ("learning", "speed", "stress")
+SYNC = ("trainer.v1.trainer_mode=sync",)
+CONSTANT = ("actor_rollout_ref.actor.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr_scheduler_type=constant")
+THREE_OLD = (
+    "trainer.v1.separate_async.num_warmup_batches=3",
+    "trainer.v1.separate_async.fixed_lag=true",
+    "trainer.v1.sampler.max_off_policy_threshold=4",
+)
+PLAIN_CLIP = ("actor_rollout_ref.actor.clip_ratio_c=1e6", "actor_rollout_ref.actor.clip_ratio_high=0.2")
+
+
+def train(seed: int, *arguments: str) -> Summary:
+    """One run of the job in a process of its own."""
+    with tempfile.TemporaryDirectory() as runs:
+        command = [
+            sys.executable, "-m", "streamrl.main", "experiment=calculator", f"trainer.seed={seed}",
+            f"trainer.runs_dir={runs}", "trainer.resume_mode=disable", *arguments,
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        return read_summary(Path(runs) / "latest")
+
+
+def learning(runs: list[Summary]) -> list[Bar]:
+    """All seeds must pass, so each figure is the worst one."""
+    before = [run.val_sampled_before or 0.0 for run in runs]
+    return [
+        Bar("seeds", len(runs), "runs", 5),
+        Bar("sampled accuracy before, lowest", min(before), "share", 0.2),
+        Bar("sampled accuracy before, highest", max(before), "share", 0.5, "at most"),
+        Bar(
+            "greedy accuracy before, highest",
+            max(run.val_greedy_before or 1.0 for run in runs),
+            "share",
+            0.6,
+            "at most",
+        ),
+        Bar("sampled accuracy after, lowest", min(run.val_sampled_after or 0.0 for run in runs), "share", 0.90),
+        Bar("greedy accuracy after, lowest", min(run.val_greedy_after or 0.0 for run in runs), "share", 0.95),
+        Bar("training time, longest", max(run.train_seconds for run in runs), "s", 180, "at most"),
+        Bar("overlap efficiency, median", median(run.overlap_efficiency for run in runs), "share"),
+    ]
+
+
+def speed(pairs: list[tuple[Summary, Summary]]) -> list[Bar]:
+    """(sync, separate_async) of the same seed."""
+    return [
+        Bar("sync: training time, median", median(sync.train_seconds for sync, _ in pairs), "s"),
+        Bar("separate_async: training time, median", median(run.train_seconds for _, run in pairs), "s"),
+        Bar(
+            "sync / separate_async training time",
+            median(a.train_seconds / b.train_seconds for a, b in pairs),
+            "ratio",
+            1.5,
+        ),
+        Bar(
+            "sync: sampled accuracy after, lowest",
+            min(sync.val_sampled_after or 0.0 for sync, _ in pairs),
+            "share",
+            0.90,
+        ),
+        Bar(
+            "sync: greedy accuracy after, lowest", min(sync.val_greedy_after or 0.0 for sync, _ in pairs), "share", 0.95
+        ),
+    ]
+
+
+def stress(seeds: range) -> list[Bar]:
+    sync = [train(seed, *SYNC, *CONSTANT).val_sampled_after or 0.0 for seed in seeds]
+    guarded = [train(seed, *CONSTANT, *THREE_OLD).val_sampled_after or 0.0 for seed in seeds]
+    plain = [train(seed, *CONSTANT, *THREE_OLD, *PLAIN_CLIP).val_sampled_after or 0.0 for seed in seeds]
+    ratios = [old / new for old, new in zip(guarded, sync, strict=True)]
+    return [
+        Bar("stress: sync sampled accuracy after, lowest", min(sync), "share"),
+        Bar("stress: three versions old / sync, lowest", min(ratios), "ratio", 0.95),
+        Bar("stress: three versions old with a plain clip, lowest", min(plain), "share"),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one (may be repeated)")
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    parts, seeds = options.part or PARTS, range(1, options.seeds + 1)
+    bars: list[Bar] = []
+    runs = {seed: train(seed) for seed in seeds} if {"learning", "speed"} & set(parts) else {}
+    if "learning" in parts:
+        bars += learning(list(runs.values()))
+    if "speed" in parts:
+        bars += speed([(train(seed, *SYNC), runs[seed]) for seed in seeds])
+    if "stress" in parts:
+        bars += stress(range(1, min(options.seeds, 3) + 1))
+    return report(bars, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
