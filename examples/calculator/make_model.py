@@ -3,8 +3,8 @@
     python examples/calculator/make_model.py [--seed 7] [--steps 1200] [--out examples/calculator/model]
 
 It is trained on demonstrations with a bad habit per operator (`HABITS`): products and quotients are guessed, and for a
-remainder the quotient is calculated. The right way is shown too, but seldom: greedy decoding fails on three operators of
-five, and sampling finds the right way now and then. That is what reinforcement learning needs; plain noise in the
+remainder the quotient is calculated. The right way is shown too, but seldom: greedy decoding fails on three operators
+of five, and sampling finds the right way now and then. That is what reinforcement learning needs; plain noise in the
 demonstrations would leave greedy decoding perfect. Prints both accuracies on the questions of `data/val.jsonl`.
 """
 
