@@ -61,6 +61,7 @@ from transfer_queue.storage.arena import Extent, WriteArena, fill
 from transfer_queue.storage.columns import Column, read_block
 from transfer_queue.storage.convert import as_columns
 from transfer_queue.storage.gather import gather, places
+from transfer_queue.storage.segments import unit_of
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,8 @@ R = TypeVar("R")
 SEGMENT_WAIT = 60.0
 """Seconds that a put waits for storage to write to. Consumers that do not ack are the usual reason."""
 
-COPIES = 6
-"""How often a put copies its rows again because the segment went with its unit or controller."""
+ATTEMPTS = 20
+"""How often bytes are copied (or read) again because their segment went with its unit or controller: about 8 s."""
 
 SWEEP_EVERY = 1.0
 """Seconds between looks for read mappings whose files are gone."""
@@ -88,6 +89,7 @@ class QueueClient:
         self._asking = asyncio.Lock()
         self._swept = 0.0
         self._orphans: set[asyncio.Task] = set()
+        self._strays: list[int] = []  # segments granted to nobody any more, to be sealed with the next commit
         transport.on_welcome = self._on_welcome
         transport.on_orphan = self._on_orphan
 
@@ -135,13 +137,18 @@ class QueueClient:
         need = 2 * sum(column.nbytes for column in packed.values())
 
         async def send(blocks: list[Block]) -> None:
-            sealed, want = arena.sealed(), need if arena.room() < need else 0
+            sealed = [*arena.sealed(), *self._strays]
+            self._strays.clear()
+            want = need if arena.room() < need and not arena.wanting else 0
+            arena.wanting |= want > 0
             body = Commit(partition, keys, blocks, tags, token, list(closes), sealed, want)
             try:
                 reply = await self._ask(body, Committed)
             except QueueError:
                 arena.seal_again(sealed)
                 raise
+            finally:
+                arena.wanting &= want == 0
             await self._use(arena, reply.grants)
             committed.append(reply)
 
@@ -165,13 +172,13 @@ class QueueClient:
     async def read_again(self, locate: Callable[[], Awaitable[Located]]) -> tuple[Located, dict[str, Column]]:
         """Locate rows and read them; again if they moved in between. Raises SegmentGone if they do not stand still."""
         error = SegmentGone("nothing was read")
-        for attempt in range(COPIES):
+        for attempt in range(ATTEMPTS):
             located = await locate()
             try:
                 return located, await self.read(located)
             except SegmentGone as gone:
                 error = gone
-                await asyncio.sleep(0.05 * attempt)
+                await asyncio.sleep(min(0.5, 0.05 * attempt))
         raise error
 
     async def read(self, located: Located) -> dict[str, Column]:
@@ -258,7 +265,7 @@ class QueueClient:
         """Copy columns into segments and `send` their blocks; again if the segments went meanwhile."""
         arena = self._arenas[partition]
         error = SegmentGone(f"partition {partition!r} has no segment to write to")
-        for attempt in range(COPIES):
+        for attempt in range(ATTEMPTS):
             extents = await self._place(arena, [column.nbytes for column in columns.values()])
             try:
                 blocks = [fill(e, field, column) for e, (field, column) in zip(extents, columns.items(), strict=True)]
@@ -268,8 +275,8 @@ class QueueClient:
             except SegmentGone as gone:
                 log.info("client %r copies %d rows again: %s", self.name, len(columns), gone)
                 error = gone
-                arena.give_up({extent.segment for extent in extents})
-                await asyncio.sleep(0.05 * attempt)
+                arena.give_up({unit_of(extent.segment) for extent in extents})
+                await asyncio.sleep(min(0.5, 0.05 * attempt))
             finally:
                 arena.settle(extents)
         raise error
@@ -307,7 +314,11 @@ class QueueClient:
                 arena.forget()
 
     def _on_orphan(self, body: Any, reply: Reply) -> None:
-        """A lease came whose caller had given up: give the groups back instead of holding them until they expire."""
+        """An answer came whose caller had given up: what it grants is given back instead of held for nothing."""
+        if isinstance(reply, Granted):
+            self._strays += [segment.segment for segment in reply.segments]
+        elif isinstance(reply, Committed):
+            self._strays += [segment.segment for segment in reply.grants]
         if isinstance(body, Lease) and isinstance(reply, Leased):
             uids = [group.uid for group in reply.groups]
             task = asyncio.ensure_future(self._give_back(body.partition, reply.token, uids))

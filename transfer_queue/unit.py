@@ -74,10 +74,15 @@ class Unit:
                     self.files.free(push.segments)
                     continue
                 answer = await in_thread(self._make, push)
-            try:
-                await transport.request(answer)
-            except QueueError as error:  # a new controller has not seen this unit yet: it will ask again
-                log.warning("unit %d: the controller did not take new segments: %s", self.files.unit, error)
+                await self._report(transport, answer)
+
+    async def _report(self, transport: Transport, made: SegmentsMade) -> None:
+        """Say what was made. If the controller restarts meanwhile, this still comes before the next registration."""
+        try:
+            await transport.request(made)
+        except QueueError as error:
+            log.warning("unit %d: the controller did not take new segments: %s", self.files.unit, error)
+            self.files.free([segment.segment for segment in made.segments])
 
     def _make(self, push: MakeSegments) -> SegmentsMade:
         try:

@@ -8,10 +8,12 @@ import stat
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transfer_queue.errors import Corrupt, Invalid, SegmentGone
 from transfer_queue.net.messages import Block, Segment
-from transfer_queue.storage.arena import ReadArena, WriteArena, fill
+from transfer_queue.storage.arena import MAX_BEGUN, ReadArena, WriteArena, fill
 from transfer_queue.storage.columns import Column, read_block
 from transfer_queue.storage.segments import make_file, map_segment, segment_file, segment_id, segment_of, unit_of
 
@@ -89,19 +91,47 @@ def test_a_put_that_does_not_fit_allocates_nothing_and_says_what_is_missing(tmp_
 
 def test_a_finished_segment_is_sealed_only_when_nothing_of_it_is_being_written(tmp_path):
     arena = writer(tmp_path)
-    arena.add(make(tmp_path, 1, 2))
-    first = arena.place([SIZE // 2])
-    arena.settle(arena.place([SIZE]))
+    arena.add(make(tmp_path, *range(1, MAX_BEGUN + 2)))
+    first = arena.place([SIZE - 64])
+    for _ in range(MAX_BEGUN):
+        arena.settle(arena.place([SIZE - 128]))
     assert arena.sealed() == []
     arena.settle(first)
     assert arena.sealed() == [1]
     assert arena.sealed() == []
 
 
-def test_a_grant_whose_file_is_gone_is_skipped(tmp_path):
+@given(st.lists(st.lists(st.integers(1, SIZE), min_size=1, max_size=4), max_size=30))
+def test_a_writer_never_holds_more_than_a_few_segments_whatever_it_puts(puts):
+    arena = WriteArena(lambda segment: np.zeros(segment.nbytes, np.uint8))
+    held, number = set(), 0
+    for sizes in puts:
+        while isinstance(extents := arena.place(sizes), int):
+            number += 1
+            arena.add([Segment(number, 0, max(SIZE, extents))])
+            held.add(number)
+        arena.settle(extents)
+        held -= set(arena.sealed())
+    assert len(held) <= MAX_BEGUN + 4
+
+
+def test_a_grant_whose_file_is_gone_is_given_back(tmp_path):
     arena = writer(tmp_path)
     arena.add([Segment(3, 0, SIZE)])
     assert arena.room() == 0
+    assert arena.sealed() == [3]
+
+
+def test_all_segments_of_a_unit_that_lost_one_are_given_up(tmp_path):
+    arena = writer(tmp_path)
+    other = segment_id(1, 0, 0)
+    arena.add(make(tmp_path, 1, 2, other))
+    extents = arena.place([100])
+    arena.give_up({0})
+    assert arena.room() == SIZE
+    assert arena.sealed() == [2]
+    arena.settle(extents)
+    assert arena.sealed() == [1]
 
 
 def test_a_flipped_bit_is_corrupt(tmp_path):

@@ -21,6 +21,9 @@ from transfer_queue.storage.segments import Mapping, unit_of
 MAX_MAPPINGS = 1024
 """Read mappings kept; the kernel allows 65530 per process."""
 
+MAX_BEGUN = 3
+"""Partly used segments of a writer: enough that a large block does not waste the room that small ones can use."""
+
 MAX_VERIFIED = 65536
 """Blocks whose digest this process remembers to have checked."""
 
@@ -34,7 +37,7 @@ class Extent:
     data: np.ndarray
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Granted:
     segment: Segment
     data: np.ndarray | None  # None: this client cannot map it
@@ -48,8 +51,9 @@ class _Granted:
 class WriteArena:
     """Bump allocation in the segments granted to one writer.
 
-    A segment that a block did not fit is finished: it is reported by `sealed` once nothing of it is being written,
-    and its tail is never used. Allocated space is not given back; it goes with its segment.
+    Blocks go to the first segment with room. At most MAX_BEGUN segments are partly used: beyond, the fullest is
+    finished, which is reported by `sealed` once nothing of it is being written; its tail is never used. Allocated
+    space is not given back; it goes with its segment.
     """
 
     def __init__(self, open_segment: Callable[[Segment], np.ndarray | None]) -> None:
@@ -57,14 +61,15 @@ class WriteArena:
         self._granted: list[_Granted] = []
         self._finished: list[_Granted] = []
         self._reported: list[int] = []
+        self.wanting = False  # a commit that asks for further segments is on its way: the others need not
 
     def add(self, segments: Iterable[Segment]) -> None:
-        """Use further segments. One that is already gone again is skipped."""
+        """Use further segments. One that is already gone again is given back at once."""
         for segment in segments:
             try:
                 self._granted.append(_Granted(segment, self._open(segment)))
             except SegmentGone:
-                continue
+                self._reported.append(segment.segment)
 
     def room(self) -> int:
         """Bytes left over all segments (an upper bound for what fits)."""
@@ -81,8 +86,7 @@ class WriteArena:
             plan.append((granted, used[id(granted)]))
             used[id(granted)] += aligned(size)
         extents = [self._take(g, offset, size) for (g, offset), size in zip(plan, sizes, strict=True)]
-        if extents:
-            self._finish_before(plan[-1][0])
+        self._finish_fullest()
         return extents
 
     def settle(self, extents: Iterable[Extent]) -> None:
@@ -104,10 +108,10 @@ class WriteArena:
         """The message that carried these from `sealed` was refused: report them once more."""
         self._reported += segments
 
-    def give_up(self, segments: set[int]) -> None:
-        """These turned out to be gone: finish with them."""
-        self._finished += [g for g in self._granted if g.segment.segment in segments]
-        self._granted = [g for g in self._granted if g.segment.segment not in segments]
+    def give_up(self, units: set[int]) -> None:
+        """A segment of these units turned out to be gone, as all are that were granted before: finish with them."""
+        self._finished += [g for g in self._granted if g.segment.unit in units]
+        self._granted = [g for g in self._granted if g.segment.unit not in units]
 
     def forget(self) -> None:
         """Never use the present segments again: their unit or the controller restarted. Without sealing them."""
@@ -122,11 +126,12 @@ class WriteArena:
         data = np.empty(size, np.uint8) if memory is None else memory[offset : offset + size]
         return Extent(granted.segment.segment, offset, data)
 
-    def _finish_before(self, current: _Granted) -> None:
-        """Segments older than the one that took the last block are full enough."""
-        at = self._granted.index(current)
-        self._finished += self._granted[:at]
-        del self._granted[:at]
+    def _finish_fullest(self) -> None:
+        """Of the segments begun, keep those with most room."""
+        begun = sorted((g for g in self._granted if g.used), key=_Granted.room)
+        for granted in begun[: max(0, len(begun) - MAX_BEGUN)]:
+            self._granted.remove(granted)
+            self._finished.append(granted)
 
     @staticmethod
     def _missing(sizes: Sequence[int]) -> int:

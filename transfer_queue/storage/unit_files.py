@@ -28,13 +28,17 @@ from transfer_queue.storage.segments import Mapping, make_file, map_segment, seg
 log = logging.getLogger(__name__)
 
 
+POOL_SHARE = 0.25
+"""Part of the budget that may lie in pooled files: enough for the turnover of a step, and a peak is given back."""
+
+
 class UnitFiles:
     """Invariants:
 
     - A segment id stands for one file and one grant, also over restarts of the unit.
     - A file is pooled only if it was made since the controller last registered this unit, so that the controller
       knows its writer to be done or dead; any other is unlinked (a writer that sleeps may still hold the mapping).
-    - Segments and pool together never exceed `budget` bytes.
+    - Segments and pool together never exceed `budget` bytes, and the pool alone never POOL_SHARE of it.
     """
 
     def __init__(self, directory: str | Path, unit: int, *, budget: int) -> None:
@@ -84,7 +88,7 @@ class UnitFiles:
             nbytes = self._sizes.get(segment)
             if nbytes is None:
                 continue
-            if segment not in self._poolable:
+            if segment not in self._poolable or self._pooled() + nbytes > POOL_SHARE * self.budget:
                 self._unlink(segment)
                 continue
             self._forget(segment)
@@ -133,11 +137,14 @@ class UnitFiles:
 
     def _shrink_pool(self, room: int) -> None:
         """Unlink pooled files until what is here fits into `room`."""
-        used = sum(self._sizes.values()) + sum(size * len(paths) for size, paths in self._pool.items())
+        used = sum(self._sizes.values()) + self._pooled()
         for size in sorted(self._pool):
             while used > room and self._pool[size]:
                 self._pool[size].pop().unlink()
                 used -= size
+
+    def _pooled(self) -> int:
+        return sum(size * len(paths) for size, paths in self._pool.items())
 
     def _mapping(self, segment: int) -> Mapping:
         if segment not in self._sizes:
