@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(argv: Sequence[str]) -> int:
     """`streamrl train`, and `python -m streamrl.main`."""
+    from streamrl.runtime.preflight import check_machine
+
     options = _train_parser().parse_intermixed_args(argv)
     try:
         config = _checked(options.overrides, options.config_dir)
@@ -51,6 +53,7 @@ def train(argv: Sequence[str]) -> int:
             print(to_yaml(config), end="")
             return 0
         check_ports(config)
+        check_machine(config)
         return _launch(config)
     except UserError as error:
         _show(error)

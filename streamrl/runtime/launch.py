@@ -40,7 +40,7 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         raise
     except Exception as error:  # noqa: BLE001  # the root of the run: a summary and a log were written, the user gets one line
         console.print(
-            f"failed: {type(error).__name__}: {error}\nsee {run.path}/trainer.log",
+            f"failed: {one_line(error)}\nsee {run.path}/trainer.log",
             style="red",
             soft_wrap=True,
             markup=False,
@@ -51,6 +51,12 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         console.print("stopped; the same command resumes this run (trainer.resume_mode=auto)")
         return INTERRUPTED
     return 0
+
+
+def one_line(error: BaseException) -> str:
+    """Class and message; of a message of many lines (another process's traceback) the last one, which says what."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else 'no message'}"
 
 
 def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:

@@ -13,13 +13,11 @@ class QueueNode:
 
     def __init__(self, directory: str, **settings: Any) -> None:
         self._service = QueueService(directory, **settings)
+        self._service.start()
 
-    async def start(self) -> dict[str, str]:
-        """The address for clients."""
-        return await asyncio.to_thread(self._service.start)
-
-    async def pids(self) -> dict[str, int]:
-        return self._service.pids()
+    async def address(self) -> dict[str, str]:
+        """For clients."""
+        return self._service.address
 
     async def stop(self, clean: bool) -> None:
         """End the processes; `clean` removes the stored rows too."""

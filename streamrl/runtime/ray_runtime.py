@@ -87,7 +87,7 @@ async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncEx
             segment_bytes=queue.segment_bytes,
         )
     )
-    address = await node.start.remote()
+    address = await node.address.remote()
 
     async def stop(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         await node.stop.remote(clean=run.finished)

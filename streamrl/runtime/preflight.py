@@ -1,0 +1,74 @@
+"""What a run needs of this machine, looked at before anything starts: CPUs, memory, room for the queue's rows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from streamrl.config import StreamRLConfig
+from streamrl.errors import UserError
+from transfer_queue.errors import Invalid
+from transfer_queue.storage.place import choose_storage
+
+GIB = 1 << 30
+COMPUTE_BYTES = int(0.5 * GIB)
+"""A process that imports torch, before its model: 0.4 to 0.5 GiB measured."""
+SERVICE_BYTES = int(0.12 * GIB)
+"""A process that does not."""
+RAY_BYTES = int(0.7 * GIB)
+"""Ray's own processes."""
+TRAINING_COPIES = 4
+"""Weights, gradients and two moments, in float32."""
+
+
+def check_machine(config: StreamRLConfig) -> None:
+    """Raise UserError, saying what is needed, what there is and which key to change."""
+    _check_storage(config)
+    if config.runtime == "local" or os.environ.get("RAY_ADDRESS"):
+        return  # one process; or a cluster, whose nodes Ray and the placement know
+    _check_cpus(config)
+    _check_memory(config)
+
+
+def _check_cpus(config: StreamRLConfig) -> None:
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    cpus = config.ray_kwargs.ray_init.num_cpus or len(os.sched_getaffinity(0))
+    if ranks > cpus:
+        raise UserError(
+            f"{ranks} training ranks (trainer.n_gpus_per_node) need {ranks} CPUs, this machine has {cpus}; "
+            "start fewer, or tell Ray of more logical ones (ray_kwargs.ray_init.num_cpus)"
+        )
+
+
+def _check_memory(config: StreamRLConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    model = _model_bytes(config.actor_rollout_ref.model.path)
+    services = 4 + rollout.agent.num_workers + 2 * config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    needed = (
+        RAY_BYTES
+        + services * SERVICE_BYTES
+        + ranks * COMPUTE_BYTES
+        + TRAINING_COPIES * model
+        + rollout.num_replicas * (COMPUTE_BYTES + model)
+    )
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"{ranks} training ranks and {rollout.num_replicas} LLM servers need about {needed / GIB:.1f} GiB of "
+            f"memory, {free / GIB:.1f} GiB are free; lower trainer.n_gpus_per_node or rollout.num_replicas, or free memory"
+        )
+
+
+def _check_storage(config: StreamRLConfig) -> None:
+    queue = config.transfer_queue
+    try:
+        choose_storage(queue.storage_dir, queue.backend.SimpleStorage.num_data_storage_units, queue.unit_budget_bytes)
+    except (Invalid, OSError) as error:
+        raise UserError(f"{error} (transfer_queue.unit_budget_bytes, transfer_queue.storage_dir)") from error
+
+
+def _model_bytes(path: str) -> int:
+    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
