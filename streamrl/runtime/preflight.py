@@ -58,7 +58,7 @@ def _check_memory(config: StreamRLConfig) -> None:
     if needed > free:
         raise UserError(
             f"{ranks} training ranks and {rollout.num_replicas} LLM servers need about {needed / GIB:.1f} GiB of "
-            f"memory, {free / GIB:.1f} GiB are free; lower trainer.n_gpus_per_node or rollout.num_replicas, or free memory"
+            f"memory, {free / GIB:.1f} GiB are free; lower trainer.n_gpus_per_node or rollout.num_replicas"
         )
 
 

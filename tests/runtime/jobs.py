@@ -99,5 +99,5 @@ class Job:
 def chaos_seed() -> int:
     """From CHAOS_SEED, else new; printed, so that a failure can be run again."""
     seed = int(os.environ.get("CHAOS_SEED", time.time_ns() % 100000))
-    print(f"CHAOS_SEED={seed}")
+    print(f"CHAOS_SEED={seed}")  # noqa: T201
     return seed
