@@ -144,7 +144,7 @@ class QueueClient:
             body = Commit(partition, keys, blocks, tags, token, list(closes), sealed, want)
             try:
                 reply = await self._ask(body, Committed)
-            except QueueError:
+            except (QueueError, asyncio.CancelledError):
                 arena.seal_again(sealed)
                 raise
             finally:

@@ -21,8 +21,8 @@ from transfer_queue.client import QueueClient
 from transfer_queue.controller_core import ControllerCore
 from transfer_queue.ledger import Ledger
 from transfer_queue.net.codec import decode_request, decode_response, encode
+from transfer_queue.net.local_transport import LOCAL_RUN, LocalTransport
 from transfer_queue.net.messages import Request, Response
-from transfer_queue.net.transport import LOCAL_RUN, LocalTransport
 from transfer_queue.storage.journal import NullJournal
 from transfer_queue.storage.leftovers import LOCAL_PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage

@@ -15,11 +15,9 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import zmq
 
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
@@ -36,18 +34,15 @@ from transfer_queue.net.messages import (
     Query,
     Reply,
     Request,
-    Response,
     Welcome,
 )  # fmt: skip
 from transfer_queue.net.sockets import EventSocket, check_endpoint
+from transfer_queue.net.waiters import Waiters
 
 log = logging.getLogger(__name__)
 
 GRACE = 30.0
 """Seconds that a request may take beyond the wait it asks for: time for a controller to come back."""
-
-LOCAL_RUN = "local"
-"""The run id of every queue that lives inside one process."""
 
 GREET_AGAIN = 1.0
 """Seconds without a Welcome after which Hello is said again on the same connection."""
@@ -76,83 +71,7 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    body: Mutation | Query
-    future: asyncio.Future[Reply]
-    asked: float
-    timeout: float
-
-
-class Waiters:
-    """Requests without an answer, by id. Ids increase. Shared by both transports."""
-
-    def __init__(self, name: str, whom: str) -> None:
-        self.name = name
-        self.whom = whom
-        self.waiting: dict[int, _Waiting] = {}
-        self._orphans: dict[int, Mutation | Query] = {}
-        self._next = 0
-
-    def add(self, body: Mutation | Query, timeout: float) -> tuple[int, _Waiting]:
-        self._next += 1
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(body, loop.create_future(), loop.time(), timeout)
-        self.waiting[self._next] = waiting
-        return self._next, waiting
-
-    async def result(self, request: int, waiting: _Waiting, state: Callable[[], str]) -> Reply:
-        """Await the answer until its deadline."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(waiting.timeout, self._too_late, request, state)
-        try:
-            return await waiting.future
-        finally:
-            timer.cancel()
-            if self.waiting.pop(request, None) is not None:  # cancelled or too late: the answer may still come
-                self._orphans[request] = waiting.body
-                while len(self._orphans) > 1000:
-                    del self._orphans[next(iter(self._orphans))]
-
-    def answer(self, request: int, reply: Reply) -> Any:
-        """Wake the asker; or give back the body that nobody waits for any more."""
-        waiting = self.waiting.pop(request, None)
-        if waiting is None:
-            return self._orphans.pop(request, None)
-        if waiting.future.done():
-            return waiting.body
-        if isinstance(reply, Failed):
-            waiting.future.set_exception(error_of(reply))
-        else:
-            waiting.future.set_result(reply)
-        return None
-
-    def fail(self, error: QueueError) -> None:
-        for waiting in self.waiting.values():
-            if not waiting.future.done():
-                waiting.future.set_exception(error)
-
-    def remaining(self, request: int) -> Mutation | Query:
-        """The body to send now: what is left of its wait."""
-        waiting = self.waiting[request]
-        wait = getattr(waiting.body, "wait", 0.0)
-        if not wait:
-            return waiting.body
-        left = max(0.0, wait - (asyncio.get_running_loop().time() - waiting.asked))
-        return msgspec.structs.replace(waiting.body, wait=left)
-
-    def _too_late(self, request: int, state: Callable[[], str]) -> None:
-        waiting = self.waiting.get(request)
-        if waiting is not None and not waiting.future.done():
-            what = type(waiting.body).__name__
-            waiting.future.set_exception(
-                DeadlineExceeded(
-                    f"client {self.name!r} waited {waiting.timeout:.1f} s for {self.whom} to answer {what}: {state()}"
-                )
-            )
-
-
-def _ignore(*_: Any) -> None:
+def ignore(*_: Any) -> None:
     """Callback of those who do not care."""
 
 
@@ -161,10 +80,10 @@ class ZmqTransport:
 
     def __init__(self, address: dict[str, str], name: str) -> None:
         self.name = name
-        self.on_push: Callable[[Push], None] = _ignore
-        self.on_welcome: Callable[[Welcome, bool], None] = _ignore
-        self.on_orphan: Callable[[Any, Reply], None] = _ignore
-        self.on_lost: Callable[[], None] = _ignore
+        self.on_push: Callable[[Push], None] = ignore
+        self.on_welcome: Callable[[Welcome, bool], None] = ignore
+        self.on_orphan: Callable[[Any, Reply], None] = ignore
+        self.on_lost: Callable[[], None] = ignore
         self._address = address
         self._endpoint = address["socket"]
         check_endpoint(self._endpoint)
@@ -181,8 +100,8 @@ class ZmqTransport:
     @classmethod
     async def connect(
         cls, address: dict[str, str], *, name: str, timeout: float = 30.0,
-        on_welcome: Callable[[Welcome, bool], None] = _ignore, on_push: Callable[[Push], None] = _ignore,
-        on_lost: Callable[[], None] = _ignore,
+        on_welcome: Callable[[Welcome, bool], None] = ignore, on_push: Callable[[Push], None] = ignore,
+        on_lost: Callable[[], None] = ignore,
     ) -> ZmqTransport:  # fmt: skip
         """A transport that has been welcomed. Raises DeadlineExceeded, or Invalid for a wrong key or run."""
         transport = cls(address, name)
@@ -241,7 +160,7 @@ class ZmqTransport:
 
     def _open(self) -> None:
         socket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, _identity(self.name))
+        socket.setsockopt(zmq.IDENTITY, new_identity(self.name))
         for option, value in (
             (zmq.IMMEDIATE, 1), (zmq.RECONNECT_IVL, RECONNECT_MS), (zmq.RECONNECT_IVL_MAX, 500), (zmq.LINGER, 0),
             (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.MAXMSGSIZE, MAX_FRAME),
@@ -341,60 +260,6 @@ class ZmqTransport:
         return f"it has not been reachable for {away:.1f} s; start the queue service on its directory again"
 
 
-class LocalTransport:
-    """The controller is an object in this process and event loop. Messages still pass through the codec, so that
-    neither side shares mutable values with the other and nothing works here that would not over a socket."""
-
-    def __init__(self, name: str, submit: Callable[[str, Request], None], left: Callable[[str], None]) -> None:
-        self.name = name
-        self.client = _identity(name).decode()
-        self.on_push: Callable[[Push], None] = _ignore
-        self.on_welcome: Callable[[Welcome, bool], None] = _ignore
-        self.on_orphan: Callable[[Any, Reply], None] = _ignore
-        self._waiters = Waiters(name, "the local queue")
-        self._submit = submit
-        self._left = left
-        self._closed = False
-
-    async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
-        if self._closed:
-            raise Disconnected(f"client {self.name!r} was closed")
-        request, waiting = self._waiters.add(body, timeout)
-        self._submit(self.client, Request(request, body))
-        return await self._waiters.result(request, waiting, lambda: "its clock stands still; call LocalQueue.tick()")
-
-    def say_hello(self) -> None:
-        """Become known to the controller; `on_welcome` has run when this returns."""
-        request, _ = self._waiters.add(self._hello_body(), GRACE)
-        self._submit(self.client, Request(request, self._hello_body()))
-        self._waiters.waiting.pop(request, None)
-
-    async def greet(self) -> Welcome:
-        reply = await self.request(self._hello_body())
-        assert isinstance(reply, Welcome), reply
-        return reply
-
-    def _hello_body(self) -> Hello:
-        return Hello(VERSION, LOCAL_RUN, "", self.name, os.getpid(), host_id())
-
-    def deliver(self, response: Response) -> None:
-        body = response.body
-        if isinstance(body, (MakeSegments, FreeSegments)):
-            self.on_push(body)
-            return
-        if isinstance(body, Welcome):
-            self.on_welcome(body, False)
-        orphan = self._waiters.answer(response.id, body)
-        if orphan is not None:
-            self.on_orphan(orphan, body)
-
-    async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._left(self.client)
-            self._waiters.fail(Disconnected(f"client {self.name!r} was closed"))
-
-
 def read_key(path: str) -> str:
     """The run's key. Raises Disconnected naming the file if it is not there."""
     try:
@@ -409,6 +274,6 @@ def host_id() -> str:
     return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def _identity(name: str) -> bytes:
+def new_identity(name: str) -> bytes:
     """Unguessable, so that nobody without the key can speak for a client that has been welcomed."""
     return f"{name[:64]}.{secrets.token_hex(12)}".encode()[:255]

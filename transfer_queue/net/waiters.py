@@ -1,0 +1,93 @@
+"""Requests that wait for their answer: what both transports have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from transfer_queue.errors import DeadlineExceeded, QueueError
+from transfer_queue.net.codec import error_of
+from transfer_queue.net.messages import Failed, Mutation, Query, Reply
+
+MAX_ORPHANS = 1000
+"""Requests given up whose answer may still come."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    body: Mutation | Query
+    future: asyncio.Future[Reply]
+    asked: float
+    timeout: float
+
+
+class Waiters:
+    """Requests without an answer, by id. Ids increase. Shared by both transports."""
+
+    def __init__(self, name: str, whom: str) -> None:
+        self.name = name
+        self.whom = whom
+        self.waiting: dict[int, Waiting] = {}
+        self._orphans: dict[int, Mutation | Query] = {}
+        self._next = 0
+
+    def add(self, body: Mutation | Query, timeout: float) -> tuple[int, Waiting]:
+        self._next += 1
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(body, loop.create_future(), loop.time(), timeout)
+        self.waiting[self._next] = waiting
+        return self._next, waiting
+
+    async def result(self, request: int, waiting: Waiting, state: Callable[[], str]) -> Reply:
+        """Await the answer until its deadline."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(waiting.timeout, self._too_late, request, state)
+        try:
+            return await waiting.future
+        finally:
+            timer.cancel()
+            if self.waiting.pop(request, None) is not None:  # cancelled or too late: the answer may still come
+                self._orphans[request] = waiting.body
+                while len(self._orphans) > MAX_ORPHANS:
+                    del self._orphans[next(iter(self._orphans))]
+
+    def answer(self, request: int, reply: Reply) -> Any:
+        """Wake the asker; or give back the body that nobody waits for any more."""
+        waiting = self.waiting.pop(request, None)
+        if waiting is None:
+            return self._orphans.pop(request, None)
+        if waiting.future.done():
+            return waiting.body
+        if isinstance(reply, Failed):
+            waiting.future.set_exception(error_of(reply))
+        else:
+            waiting.future.set_result(reply)
+        return None
+
+    def fail(self, error: QueueError) -> None:
+        for waiting in self.waiting.values():
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
+
+    def remaining(self, request: int) -> Mutation | Query:
+        """The body to send now: what is left of its wait."""
+        waiting = self.waiting[request]
+        wait = getattr(waiting.body, "wait", 0.0)
+        if not wait:
+            return waiting.body
+        left = max(0.0, wait - (asyncio.get_running_loop().time() - waiting.asked))
+        return msgspec.structs.replace(waiting.body, wait=left)
+
+    def _too_late(self, request: int, state: Callable[[], str]) -> None:
+        waiting = self.waiting.get(request)
+        if waiting is not None and not waiting.future.done():
+            what = type(waiting.body).__name__
+            waiting.future.set_exception(
+                DeadlineExceeded(
+                    f"client {self.name!r} waited {waiting.timeout:.1f} s for {self.whom} to answer {what}: {state()}"
+                )
+            )
