@@ -18,42 +18,22 @@ import os
 import secrets
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid
+from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.sockets import MAX_IPC_PATH
-from transfer_queue.processes import exited
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
 from transfer_queue.storage.unit_files import lock_file, replace_file
+from transfer_queue.supervisor import Child, Supervisor
 
 log = logging.getLogger(__name__)
 
-SHORT_LIFE = 1.0
-"""A process that lived shorter than this (seconds) is started again only after a pause, up to LONGEST_PAUSE."""
-
-LONGEST_PAUSE = 2.0
-
-START_ATTEMPTS = 3
-"""A process that ends this often before it has ever served is a failure of `start`, told without waiting longer."""
-
 LOCK_WAIT = 2.0
 """Seconds to wait for a service on the same directory that was killed and is not wholly gone yet."""
-
-
-@dataclass(slots=True)
-class _Child:
-    name: str
-    arguments: list[str]
-    process: subprocess.Popen | None = None
-    restarts: int = 0
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class QueueService:
@@ -81,9 +61,7 @@ class QueueService:
             parent, self._budget = choose_storage(storage_dir, units, unit_budget_bytes)
         self._prepare(known, parent, key)
         self.address = read_address(self.directory)
-        self._children: list[_Child] = []
-        self._failed = asyncio.Event()  # a process has ended so often that it will never serve
-        self._tasks: list[asyncio.Task] = []
+        self._supervisor = Supervisor([], self.directory)
         self._thread: LoopThread | None = None
         self._guard = threading.Lock()
 
@@ -92,11 +70,14 @@ class QueueService:
         with self._guard:
             if self._thread is not None:
                 return self.address
+            if not (self._storage.is_dir() and self._sockets.is_dir()):  # after a clean stop
+                self._prepare(_read_run(self.directory), self._storage.parent, None)
             self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=LOCK_WAIT)
             self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=LOCK_WAIT)
             self._thread = LoopThread("queue-service")
             try:
-                self._thread.run(self._start(timeout))
+                self._supervisor = Supervisor(self._make_children(), self.directory)
+                self._thread.run(self._supervisor.start(timeout))
             except BaseException:
                 self._stop(clean=False)
                 raise
@@ -117,12 +98,12 @@ class QueueService:
 
     def pids(self) -> dict[str, int]:
         """Process ids by name: controller, unit-0, ... A process that is being restarted is left out."""
-        alive = [(child.name, child.process) for child in self._children]
-        return {name: process.pid for name, process in alive if process is not None and process.returncode is None}
+        alive = [child for child in self._supervisor.children if child.alive()]
+        return {child.name: child.process.pid for child in alive if child.process is not None}
 
     def restarts(self) -> dict[str, int]:
         """How often each process was started again."""
-        return {child.name: child.restarts for child in self._children}
+        return {child.name: child.restarts for child in self._supervisor.children}
 
     def __enter__(self) -> QueueService:
         self.start()
@@ -154,80 +135,9 @@ class QueueService:
 
     # --- processes -------------------------------------------------------------------------------------------
 
-    async def _start(self, timeout: float) -> None:
-        self._failed.clear()
-        self._children = [_Child("controller", self._controller_arguments())]
-        self._children += [_Child(f"unit-{i}", self._unit_arguments(i)) for i in range(self._units)]
-        self._tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
-        ready = asyncio.gather(*(child.ready.wait() for child in self._children))
-        failed = asyncio.create_task(self._failed.wait())
-        await asyncio.wait([ready, failed], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        failed.cancel()
-        missing = [child.name for child in self._children if not child.ready.is_set()]
-        if missing:
-            tails = "; ".join(f"{name}: {self._log_tail(name)}" for name in missing)
-            raise DeadlineExceeded(
-                f"{missing} of the queue in {self.directory} did not start within {timeout:.0f} s: {tails}"
-            )
-
-    async def _supervise(self, child: _Child) -> None:
-        """Keep one process running, for ever."""
-        loop = asyncio.get_running_loop()
-        pause = 0.0
-        while True:
-            started = loop.time()
-            await self._run_once(child)
-            code, lived = child.process.returncode if child.process else None, loop.time() - started
-            pause = 0.0 if lived > SHORT_LIFE else min(LONGEST_PAUSE, max(0.05, 2 * pause))
-            child.restarts += 1
-            if child.restarts >= START_ATTEMPTS and not child.ready.is_set():
-                self._failed.set()
-            log.warning("%s ended (%s) after %.1f s; starting it again in %.2f s", child.name, code, lived, pause)
-            await asyncio.sleep(pause)
-
-    async def _run_once(self, child: _Child) -> None:
-        """Start the process and wait for its end."""
-        ready_read, ready_write = os.pipe()
-        command = [
-            sys.executable, "-m", "transfer_queue", "serve", *child.arguments,
-            "--parent", str(os.getpid()), "--ready-fd", str(ready_write),
-        ]  # fmt: skip
-        # Started by this very thread, which lives as long as the service: the child dies with it (die_with_parent).
-        with open(self.directory / f"{child.name}.log", "ab") as output:  # noqa: ASYNC230
-            child.process = subprocess.Popen(  # noqa: ASYNC220
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(ready_write,),
-                env=_environment(), start_new_session=True,
-            )  # fmt: skip
-        os.close(ready_write)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(ready_read, _take_ready, loop, ready_read, child)
-        await exited(child.process.pid)
-        child.process.wait()
-
-    async def _end_children(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._end(child) for child in self._children[1:]))
-        for child in self._children[:1]:  # the controller last, so that the units can say Bye
-            await self._end(child)
-
-    async def _end(self, child: _Child) -> None:
-        process = child.process
-        if process is None or process.returncode is not None:
-            return
-        process.terminate()
-        await asyncio.wait([exited(process.pid)], timeout=3.0)
-        if process.poll() is None:
-            log.warning("%s does not end; killing it", child.name)
-            process.kill()
-            await exited(process.pid)
-            process.wait()
-
     def _stop(self, *, clean: bool) -> None:
         if self._thread is not None:
-            self._thread.run(self._end_children())
+            self._thread.run(self._supervisor.stop())
             self._thread.close()
             self._thread = None
         if clean:
@@ -236,6 +146,10 @@ class QueueService:
             if lock is not None:
                 os.close(lock)
         self._storage_lock = self._lock = None
+
+    def _make_children(self) -> list[Child]:
+        units = [Child(f"unit-{unit}", self._unit_arguments(unit)) for unit in range(self._units)]
+        return [Child("controller", self._controller_arguments()), *units]
 
     def _common(self) -> list[str]:
         return [
@@ -252,11 +166,6 @@ class QueueService:
             "unit", *self._common(), "--directory", str(self._storage / f"unit-{unit}"), "--unit", str(unit),
             "--endpoint", f"ipc://{self._sockets}/u{unit}", "--budget", str(self._budget),
         ]  # fmt: skip
-
-    def _log_tail(self, name: str) -> str:
-        path = self.directory / f"{name}.log"
-        lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-        return lines[-1] if lines else "wrote no log"
 
 
 def read_address(directory: str | Path) -> dict[str, str]:
@@ -291,18 +200,3 @@ def _is_private(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not stat.S_IMODE(info.st_mode) & 0o077
-
-
-def _environment() -> dict[str, str]:
-    """This process' environment, in which the child finds the same transfer_queue and starts one thread."""
-    here = str(Path(__file__).parent.parent)
-    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
-
-
-def _take_ready(loop: asyncio.AbstractEventLoop, fd: int, child: _Child) -> None:
-    """The child wrote that it serves, or closed its end without."""
-    if os.read(fd, 16):
-        child.ready.set()
-    loop.remove_reader(fd)
-    os.close(fd)

@@ -245,6 +245,11 @@ async def test_a_clean_stop_ends_all_processes_and_removes_the_bytes(tmp_path):
     await service.astop(clean=True)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)  # noqa: ASYNC240
     assert os.listdir(tmp_path) == ["queue"]
+    address = await service.astart()
+    again = await QueueClient.connect(address, name="again")
+    await again.put("p", ["a"], {"x": np.arange(1)})
+    await again.close()
+    await service.astop(clean=True)
 
 
 def test_a_second_service_on_a_directory_is_refused_while_the_first_lives(tmp_path):
