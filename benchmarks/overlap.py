@@ -29,7 +29,12 @@ THREE_OLD = (
     "trainer.v1.separate_async.fixed_lag=true",
     "trainer.v1.sampler.max_off_policy_threshold=4",
 )
-PLAIN_CLIP = ("actor_rollout_ref.actor.clip_ratio_c=1e6", "actor_rollout_ref.actor.clip_ratio_high=0.2")
+PLAIN_CLIP = (
+    "actor_rollout_ref.actor.clip_ratio_c=1e6",
+    "actor_rollout_ref.actor.clip_ratio_high=0.2",
+    "actor_rollout_ref.actor.target_kl=null",
+    "actor_rollout_ref.actor.optim.staleness_aware=false",
+)
 
 
 def train(seed: int, *arguments: str) -> Summary:

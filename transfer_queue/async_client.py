@@ -86,6 +86,9 @@ class QueueClient:
         self._transport = transport
         self._access = access
         self._arenas: dict[str, WriteArena] = defaultdict(lambda: WriteArena(access.open_for_write))
+        self.bytes_read = 0
+        """Bulk bytes that `get` copied into this process since the start; `bytes_written`: that `put` and `admit` stored."""
+        self.bytes_written = 0
         self._asking = asyncio.Lock()
         self._swept = 0.0
         self._orphans: set[asyncio.Task] = set()
@@ -192,6 +195,7 @@ class QueueClient:
         columns = {b: read_block(block, bytes_) for b, block, bytes_ in zip(used, blocks, data, strict=True)}
         result = {field: gather(field, block, row, columns) for field, (block, row) in found.items()}
         self._access.check(blocks)
+        self.bytes_read += sum(column.nbytes for column in result.values())
         return result
 
     async def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> Located:
@@ -271,6 +275,7 @@ class QueueClient:
                 blocks = [fill(e, field, column) for e, (field, column) in zip(extents, columns.items(), strict=True)]
                 await self._access.upload(extents)
                 await send(blocks)
+                self.bytes_written += sum(block.nbytes for block in blocks)
                 return
             except SegmentGone as gone:
                 log.info("client %r copies %d rows again: %s", self.name, len(columns), gone)

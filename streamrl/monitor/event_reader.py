@@ -1,7 +1,7 @@
 """Reading the event logs of a run directory: all processes merged, on one wall clock.
 
-    for event in read_events(run_dir): ...            # a finished, crashed or running run, from its beginning
-    tail = EventTail(run_dir); tail.poll()            # what is new since the last poll
+for event in read_events(run_dir): ...            # a finished, crashed or running run, from its beginning
+tail = EventTail(run_dir); tail.poll()            # what is new since the last poll
 """
 
 from __future__ import annotations

@@ -84,8 +84,11 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("global_seqlen/{min,max,minmax_diff,balanced_min,balanced_max,mean}", "tokens", "Tokens per rank."),
     _step("loss_mask/ratio", "share", "Sampled tokens that count in the loss.", ""),
     # Off-policy.
-    _step(f"training/off_policy/trajectory_staleness/{_STATS}", "versions",
-          "Age of a row: version being trained minus the version of its newest token."),
+    _step(
+        f"training/off_policy/trajectory_staleness/{_STATS}",
+        "versions",
+        "Age of a row: version being trained minus the version of its newest token.",
+    ),
     _step(f"training/off_policy/trajectory_staleness_worst/{_STATS}", "versions", "The same for its oldest token."),
     _step(f"training/off_policy/trajectory_spans/{_STATS}", "versions", "Weight versions within one row, less one."),
     _step("training/off_policy/evicted_samples", "groups", "Groups dropped for age in this step."),
@@ -96,18 +99,27 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("rollout_corr/{kl,k3_kl,chi2_token,chi2_seq}", "", "Divergence of rollout and old policy."),
     _step("rollout_corr/{training_ppl,rollout_ppl,training_log_ppl,rollout_log_ppl,ppl_ratio}", "", "Perplexities."),
     _step("rollout_corr/{log_ppl_diff,log_ppl_abs_diff,log_ppl_diff_max,log_ppl_diff_min}", "", "Their differences."),
-    _step("rollout_corr/rollout_is_{mean,std,min,max,eff_sample_size,oob_ratio,ratio_fraction_high,ratio_fraction_low,"
-          "batch_norm_factor,seq_mean,seq_std,seq_min,seq_max,seq_max_deviation,seq_fraction_high,seq_fraction_low}",
-          "", "Importance weights of the rollout correction."),
+    _step(
+        "rollout_corr/rollout_is_{mean,std,min,max,eff_sample_size,oob_ratio,ratio_fraction_high,ratio_fraction_low,"
+        "batch_norm_factor,seq_mean,seq_std,seq_min,seq_max,seq_max_deviation,seq_fraction_high,seq_fraction_low}",
+        "",
+        "Importance weights of the rollout correction.",
+    ),
     _step("rollout_corr/{rollout_rs_masked_fraction,rollout_rs_seq_masked_fraction}", "share", "Rejected by it."),
     # Validation.
-    _step("{val-core,val-aux}/<data_source>/<quantity>/<statistic>", "",
-          "Validation, e.g. val-core/calculator/reward/mean@1; in the greedy pass the quantity is reward_greedy."),
+    _step(
+        "{val-core,val-aux}/<data_source>/<quantity>/<statistic>",
+        "",
+        "Validation, e.g. val-core/calculator/reward/mean@1; in the greedy pass the quantity is reward_greedy.",
+    ),
     _step(f"val-aux/num_turns/{_STATS}", "turns", "Turns in validation."),
     # Time.
-    _step("timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_critic,update_actor,update_weights,"
-          "save_checkpoint,testing}", "seconds",
-          "Length of a stage. `gen` is what the trainer waited for rows; stages overlap in asynchronous modes."),
+    _step(
+        "timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_critic,update_actor,update_weights,"
+        "save_checkpoint,testing}",
+        "seconds",
+        "Length of a stage. `gen` is what the trainer waited for rows; stages overlap in asynchronous modes.",
+    ),
     _step("timing_per_token_ms/{gen,ref,values,adv,update_critic,update_actor}", "ms", "The same per token trained."),
     _step("perf/total_num_tokens", "tokens", "Prompt and response tokens of the rows trained."),
     _step("perf/time_per_step", "seconds", "timing_s/step."),
@@ -116,17 +128,29 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("perf/mfu/{actor,critic}", "share", "Model FLOPs utilisation."),
     _step("perf/generated_tokens_per_s", "tokens/s", "Tokens sampled by all servers.", ""),
     _step("overlap/efficiency", "share", "T* / measured step time.", ""),
-    _step("overlap/{step_s,bound_s,train_s,gen_s,sync_s}", "seconds",
-          "Measured step, its bound T*, and T_train, T_gen, T_sync, from which that follows.", ""),
+    _step(
+        "overlap/{step_s,bound_s,train_s,gen_s,sync_s}",
+        "seconds",
+        "Measured step, its bound T*, and T_train, T_gen, T_sync, from which that follows.",
+        "",
+    ),
     _step("overlap/generation_{busy,stalled,idle}_s", "seconds", "What the mean engine did during the step.", ""),
-    _step(f"lost_s/{{{','.join(CAUSES)}}}", "seconds",
-          "Time of the step in which the training devices did not train, by cause.", ""),
+    _step(
+        f"lost_s/{{{','.join(CAUSES)}}}",
+        "seconds",
+        "Time of the step in which the training devices did not train, by cause.",
+        "",
+    ),
     # Queue and weights.
     _step("queue/{pending,generating,ready,training}", "groups", "Depth of the training partition by state.", ""),
     _step("queue/{rows,bytes,redelivered,dead}", "", "Live rows and bytes; groups redelivered and dead, in all.", ""),
     _step("weights/{version,bytes,rollout_version_min}", "", "Version published, its size, the oldest one served.", ""),
-    _step("data/{bytes_read,bytes_written,bytes_trainer}", "bytes",
-          "Read and written by the ranks; passed through the trainer process.", ""),
+    _step(
+        "data/{bytes_read,bytes_written,bytes_trainer}",
+        "bytes",
+        "Read and written by the ranks; passed through the trainer process.",
+        "",
+    ),
     _step("user/<name>", "", "A metric of the user's own.", ""),
 )
 
@@ -148,8 +172,13 @@ PROMETHEUS_TABLE: tuple[Metric, ...] = (
     _counter("train_tokens", "tokens", "Tokens trained.", source="perf/total_num_tokens"),
     _counter("train_rows", "rows", "Trajectory rows trained.", source="rows/trained"),
     _gauge("reward_mean", "score", "Mean score of the last step.", source="critic/score/mean"),
-    _gauge("staleness_versions", "versions", "Age of the rows of the last step.", "stat",
-           source=f"training/off_policy/trajectory_staleness/{_STATS}"),
+    _gauge(
+        "staleness_versions",
+        "versions",
+        "Age of the rows of the last step.",
+        "stat",
+        source=f"training/off_policy/trajectory_staleness/{_STATS}",
+    ),
     _gauge("weight_version", "versions", "Version held by the trainer and by each engine.", "role", "engine"),
     _gauge("weight_sync_seconds", "seconds", "Weight sync of the last step.", source="overlap/sync_s"),
     _counter("stage_busy_seconds", "seconds", "Time in which a stage worked.", "stage"),

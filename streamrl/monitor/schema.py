@@ -42,15 +42,23 @@ def _span(name: str, writer: str, fields: tuple[str, ...], help: str, announced:
 
 TABLE: tuple[EventSpec, ...] = (
     # The trainer's step. Consecutive steps touch: the next one starts when the last one ended.
-    _span("step", "trainer", ("step", "groups", "samples", "dropped"),
-          "One training step: prompt groups and samples trained, groups dropped since the last step."),
+    _span(
+        "step",
+        "trainer",
+        ("step", "groups", "samples", "dropped"),
+        "One training step: prompt groups and samples trained, groups dropped since the last step.",
+    ),
     # What the trainer waits for, inside (or between) steps.
     _span("wait_data", "trainer", ("step",), "Nothing is ready."),
     _span("wait_order", "trainer", ("step",), "Groups are ready, but held back by dispatch order or the age policy."),
     _span("hand_off", "trainer", ("step",), "From taking groups to the workers starting on them: lease and dispatch."),
-    _span("publish", "trainer", ("version",),
-          "Weight sync: from the first byte written until every server serves the version. "
-          "Also `bytes`, `generation_stalled` (seconds in which generation stood still)."),
+    _span(
+        "publish",
+        "trainer",
+        ("version",),
+        "Weight sync: from the first byte written until every server serves the version. "
+        "Also `bytes`, `generation_stalled` (seconds in which generation stood still).",
+    ),
     _span("checkpoint", "trainer", ("step",), "The trainer writes a checkpoint."),
     _span("validate", "trainer", ("step",), "Validation; also `when` (before, during, after)."),
     # What the trainer's devices do. Everything else in a step is lost time.
@@ -58,9 +66,14 @@ TABLE: tuple[EventSpec, ...] = (
     _span("advantage", "trainer", ("step",), "Advantages, in the trainer process."),
     _span("train", "trainer", ("step",), "Forward, backward, optimizer step of a mini-batch; also `rows`, `tokens`."),
     # Generation.
-    _span("session", "agent worker", ("partition", "uid", "session", "status"),
-          "One session of a prompt group. Also `tokens` (sampled), `turns`, `engine_seconds` (holding a slot), "
-          "`queue_seconds` (waiting for one), `tool_seconds`, `score`, `reason` (when failed).", announced=False),
+    _span(
+        "session",
+        "agent worker",
+        ("partition", "uid", "session", "status"),
+        "One session of a prompt group. Also `tokens` (sampled), `turns`, `engine_seconds` (holding a slot), "
+        "`queue_seconds` (waiting for one), `tool_seconds`, `score`, `reason` (when failed).",
+        announced=False,
+    ),
     _span("tool", "agent worker", ("tool",), "One tool call; also `uid`, `session`.", announced=False),
     _span("server_busy", "LLM server", ("server",), "The engine had running requests; also `tokens`.", announced=False),
     _span("server_weights", "LLM server", ("server", "version"), "The engine loaded new weights.", announced=False),
@@ -69,20 +82,40 @@ TABLE: tuple[EventSpec, ...] = (
     EventSpec("counter", "server_waiting", "trainer", ("server",), "Requests waiting for a slot."),
     EventSpec("counter", "server_slots", "trainer", ("server",), "Slots of the server."),
     EventSpec("counter", "server_tokens", "trainer", ("server",), "Tokens generated since the server started."),
-    EventSpec("counter", "server_busy_seconds", "trainer", ("server",),
-              "Time with at least one running request, since the server started."),
-    EventSpec("counter", "weight_version", "trainer", ("role", "engine"),
-              "Version held by the trainer (role=trainer, engine='') and by each server (role=rollout)."),
+    EventSpec(
+        "counter",
+        "server_busy_seconds",
+        "trainer",
+        ("server",),
+        "Time with at least one running request, since the server started.",
+    ),
+    EventSpec(
+        "counter",
+        "weight_version",
+        "trainer",
+        ("role", "engine"),
+        "Version held by the trainer (role=trainer, engine='') and by each server (role=rollout).",
+    ),
     # The queue.
-    EventSpec("counter", "queue_groups", "trainer", ("partition", "state"),
-              "Prompt groups by state; terminal states count since the start."),
+    EventSpec(
+        "counter",
+        "queue_groups",
+        "trainer",
+        ("partition", "state"),
+        "Prompt groups by state; terminal states count since the start.",
+    ),
     EventSpec("counter", "queue_bytes", "trainer", ("partition",), "Live bytes."),
     # The run.
     EventSpec("metrics", "step_metrics", "trainer", (), "The metrics of one step; `value` is the step."),
     EventSpec("state", "run", "trainer", (), "starting, validating, training, finished, interrupted or failed."),
     EventSpec("state", "total_steps", "trainer", (), "Steps that this run will have."),
-    EventSpec("state", "validation", "trainer", ("step",),
-              "Validation ended; `value` is before, during or after, the fields are val-core/* and val-aux/* numbers."),
+    EventSpec(
+        "state",
+        "validation",
+        "trainer",
+        ("step",),
+        "Validation ended; `value` is before, during or after, the fields are val-core/* and val-aux/* numbers.",
+    ),
     EventSpec("state", "restart", "any", ("role",), "A process was started again; `value` says which and why."),
     EventSpec("state", "dropped", "trainer", ("uid", "reason"), "A prompt group was dropped; `value`: in which state."),
 )

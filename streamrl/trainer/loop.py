@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from pathlib import Path
+from statistics import mean
 from typing import Any, TypeVar
 
 from streamrl.data import training_steps
@@ -27,7 +28,7 @@ from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
-from streamrl.trainer.staleness import StalenessPolicy
+from streamrl.trainer.staleness import StalenessPolicy, oldest_version
 from transfer_queue.net.messages import Group, TaskSpec
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ class Trainer:
             "mini_batch_size": self.mini_batch,
             "temperature": config.actor_rollout_ref.rollout.temperature,
             "version": self.step,
+            "staleness": mean(self.step - oldest_version(group) for group in batch.groups),
             "max_age": self.max_age,
         }
         meta = batch_meta(batch, PARTITION, extra)

@@ -39,6 +39,7 @@ class Reporter:
         self._served: dict[str, int] = {}
         self._tokens = 0.0
         self._tokens_before: float | None = None
+        self._bytes_before = parts.queue.bytes_read + parts.queue.bytes_written
         self.stats: QueueStats | None = None
         """As last looked at."""
         self._started = 0.0
@@ -102,6 +103,7 @@ class Reporter:
             "groups/dropped": float(self.dropped_in_step),
             **{f"groups/dropped/{reason}": float(count) for reason, count in by_reason_class(self._dropped).items()},
             **self._queue_metrics(),
+            "data/bytes_trainer": self._passed(),
         }
         self._dropped.clear()
         if self._metrics is not None:
@@ -136,6 +138,12 @@ class Reporter:
         if before is None or self._tokens < before or seconds <= 0:  # the first step, or a server that was restarted
             return 0.0
         return (self._tokens - before) / seconds
+
+    def _passed(self) -> float:
+        """Bulk bytes that went through this process since the last step: prompts it issued, and nothing else."""
+        queue, before = self._parts.queue, self._bytes_before
+        self._bytes_before = queue.bytes_read + queue.bytes_written
+        return float(self._bytes_before - before)
 
     def _queue_metrics(self) -> dict[str, float]:
         if self.stats is None:

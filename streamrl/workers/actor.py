@@ -104,7 +104,7 @@ class ActorWorker(Worker):
         """One optimizer step per mini-batch of `extra_info["mini_batch_size"]` prompts (and epoch).
 
         Of `extra_info`: advantages {key: scalar}, temperature (1.0), version (the one being trained; it sets the
-        learning rate), max_age (versions; absent: any age counts), excluded (keys that do not count).
+        learning rate), staleness (mean age of the rows in versions), max_age (versions; absent: any age counts), excluded (keys that do not count).
         """
         watch, info = Stopwatch(), batch.extra_info or {}
         with watch("read"):
@@ -120,7 +120,7 @@ class ActorWorker(Worker):
             metrics
             | _step_metrics(steps, self.engine.world_size)
             | {
-                "actor/lr": Mean(self._schedule.at(int(info.get("version", 0)))),
+                "actor/lr": Mean(self._learning_rate(info)),
                 "rows/trained": Total(len(rows)),
                 "perf/total_num_tokens": Total(rows.tokens),
                 "data/bytes_read": Total(bytes_read),
@@ -135,7 +135,7 @@ class ActorWorker(Worker):
 
         settings, steps = self.settings, []
         skip = settings.skip_zero_advantage and not settings.actor.entropy_coeff
-        lr = self._schedule.at(int(info.get("version", 0)))
+        lr = self._learning_rate(info)
         for _ in range(settings.actor.ppo_epochs):
             for indices, (tokens, sequences) in zip(batches, size, strict=True):
                 if not tokens:
@@ -149,6 +149,11 @@ class ActorWorker(Worker):
                 )  # fmt: skip
                 steps.append(step)
         return steps
+
+    def _learning_rate(self, info: dict[str, Any]) -> float:
+        """Of the schedule, for stale samples divided by their age if the configuration says so."""
+        lr = self._schedule.at(int(info.get("version", 0)))
+        return lr / max(1.0, float(info.get("staleness", 0.0))) if self.settings.actor.optim.staleness_aware else lr
 
     def _prepare(self, rows: Rows, keys: list[str], info: dict[str, Any]) -> dict[str, Metric]:
         """From what was read to what the loss needs, in place."""

@@ -93,6 +93,19 @@ def test_what_a_run_writes_is_in_the_tables(make_config) -> None:
         check_step_metrics({name: value for name, value in line.items() if name != "step"})
 
 
+def test_only_prompts_pass_through_the_trainer_however_long_the_answers(make_config) -> None:
+    passed = {}
+    for tokens in (8, 32):
+        mean = f"actor_rollout_ref.rollout.sim.response_tokens_mean={tokens}"
+        path, _ = run(make_config(mean, "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent"))
+        lines = list(read_metrics(path))[2:]
+        passed[tokens] = sum(line["data/bytes_trainer"] for line in lines) / sum(line["groups/trained"] for line in lines)
+        rows = sum(line["data/bytes_read"] for line in lines) / sum(line["rows/trained"] for line in lines)
+        assert rows > 12 * tokens, "the ranks read the tokens, so there was something to pass by"
+    assert passed[8] == pytest.approx(passed[32], rel=0.1)
+    assert passed[32] < 2000
+
+
 def test_lost_time_and_busy_time_add_up_to_the_time_of_the_steps(make_config) -> None:
     _, summary = run(make_config())
     spent = summary.busy_seconds["training"] + sum(summary.lost_seconds_by_cause.values())

@@ -35,6 +35,9 @@ class OptimConfig:
     min_lr_ratio: Fraction = 0.0
     """Where cosine ends, as a share of lr."""
     betas: tuple[OpenFraction, OpenFraction] = (0.9, 0.999)
+    staleness_aware: bool = False
+    """Divide the rate by max(1, mean age of the samples in versions): k steps on samples of one policy are then no
+    larger than one step. Zhang et al. 2016, Staleness-aware Async-SGD, https://arxiv.org/abs/1511.05950."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,10 @@ class ActorConfig:
     clip_ratio_high: PositiveFloat | None = None
     clip_ratio_c: PositiveFloat = 3.0
     """Dual clip: the bound on the ratio where the advantage is negative; above 1."""
+    target_kl: PositiveFloat | None = None
+    """A mini-batch on which the policy has drifted further than this from the one that sampled it (mean over its tokens
+    of the k3 estimate of KL(rollout || policy)) takes no optimizer step: what it would teach is no longer about this
+    policy. PPO's early stopping, https://spinningup.openai.com/en/latest/algorithms/ppo.html. None: no limit."""
     loss_agg_mode: Literal[
         "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "token-mean"

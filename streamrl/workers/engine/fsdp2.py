@@ -120,23 +120,32 @@ class FSDP2Engine:
             (value * self.world_size).backward()  # FSDP averages gradients over ranks; the loss is a sum over them
             for name, tensor in found.items():
                 sums[name] = sums[name] + tensor if name in sums else tensor
-        grad_norm = self._step(lr)
         values = torch.stack([s.double() for s in sums.values()]).tolist() if sums else []
-        return StepOutput(
-            dict(zip(sums, values, strict=True)), grad_norm, bool(np.isfinite(grad_norm)), steps, rows.tokens
-        )
+        totals = dict(zip(sums, values, strict=True))
+        grad_norm, taken = self._step(lr, self._drift(totals))
+        return StepOutput(totals, grad_norm, taken, steps, rows.tokens)
 
-    def _step(self, lr: float) -> float:
+    def _drift(self, totals: dict[str, float]) -> float:
+        """Mean k3 estimate of KL(rollout || policy) over the tokens of the mini-batch, on all ranks."""
+        if self._settings.actor.target_kl is None:
+            return 0.0
+        kl, tokens = self.all_sum(np.array([totals.get("rollout_k3_kl", 0.0), totals.get("tokens", 0.0)]))
+        return float(kl / tokens) if tokens else 0.0
+
+    def _step(self, lr: float, drift: float) -> tuple[float, bool]:
+        """Gradient norm before clipping, and whether the step was taken."""
         norm: Any = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings.actor.grad_clip)
         value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        if np.isfinite(value):
+        limit = self._settings.actor.target_kl
+        taken = bool(np.isfinite(value)) and (limit is None or drift <= limit)
+        if taken:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
-        else:
+        elif not np.isfinite(value):
             log.warning("gradient norm is %s: this optimizer step is left out", value)
         self.optimizer.zero_grad(set_to_none=True)
-        return value
+        return value, taken
 
     def _forward(
         self, padded: Padded, temperature: float, entropy_grad: bool = False
