@@ -1,1 +1,1 @@
-"""Benchmarks, one module each: `python -m benchmarks.overlap --json FILE`. What counts as a bar is in the report's rows."""
+"""Benchmarks, one module each: `python -m benchmarks.overlap --json FILE`. Each figure says which bar it has."""

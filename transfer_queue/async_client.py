@@ -87,7 +87,7 @@ class QueueClient:
         self._access = access
         self._arenas: dict[str, WriteArena] = defaultdict(lambda: WriteArena(access.open_for_write))
         self.bytes_read = 0
-        """Bulk bytes that `get` copied into this process since the start; `bytes_written`: that `put` and `admit` stored."""
+        """Bulk bytes that `get` copied into this process so far; `bytes_written`: that `put` and `admit` stored."""
         self.bytes_written = 0
         self._asking = asyncio.Lock()
         self._swept = 0.0

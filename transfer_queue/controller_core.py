@@ -102,8 +102,15 @@ class ControllerCore:
     """
 
     def __init__(
-        self, ledger: Ledger, *, send: Send, journal: JournalLike, segment_bytes: int = 8 << 20,
-        spare_segments: int = 2, run: str = "", key: str = "",
+        self,
+        ledger: Ledger,
+        *,
+        send: Send,
+        journal: JournalLike,
+        segment_bytes: int = 8 << 20,
+        spare_segments: int = 2,
+        run: str = "",
+        key: str = "",
     ) -> None:
         """With an empty `run` or `key`, Hello is not checked against it."""
         self.ledger = ledger
@@ -120,8 +127,16 @@ class ControllerCore:
 
     @classmethod
     def recover(
-        cls, journal_path: str | Path, *, send: Send, now: float, run: str, key: str = "", segment_bytes: int = 8 << 20,
-        spare_segments: int = 2, fsync: bool = False,
+        cls,
+        journal_path: str | Path,
+        *,
+        send: Send,
+        now: float,
+        run: str,
+        key: str = "",
+        segment_bytes: int = 8 << 20,
+        spare_segments: int = 2,
+        fsync: bool = False,
     ) -> ControllerCore:
         """A core that goes on where the journal at `journal_path` ends, in a new life; makes the file if need be.
 
@@ -136,8 +151,13 @@ class ControllerCore:
         ledger.segments.take_emptied()
         journal = Journal(journal_path, fsync=fsync)
         core = cls(
-            ledger, send=send, journal=journal, segment_bytes=segment_bytes, spare_segments=spare_segments,
-            run=run, key=key,
+            ledger,
+            send=send,
+            journal=journal,
+            segment_bytes=segment_bytes,
+            spare_segments=spare_segments,
+            run=run,
+            key=key,
         )
         core._seq, core._replies = seq, replies
         core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)

@@ -76,6 +76,15 @@ class Disconnected(QueueError, ConnectionError):
 BY_CODE: dict[str, type[QueueError]] = {
     cls.code: cls
     for cls in (
-        QueueError, Invalid, NotFound, Conflict, Fenced, QueueFull, SegmentGone, Corrupt, DeadlineExceeded, Disconnected,
+        QueueError,
+        Invalid,
+        NotFound,
+        Conflict,
+        Fenced,
+        QueueFull,
+        SegmentGone,
+        Corrupt,
+        DeadlineExceeded,
+        Disconnected,
     )
 }

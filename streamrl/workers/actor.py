@@ -104,7 +104,8 @@ class ActorWorker(Worker):
         """One optimizer step per mini-batch of `extra_info["mini_batch_size"]` prompts (and epoch).
 
         Of `extra_info`: advantages {key: scalar}, temperature (1.0), version (the one being trained; it sets the
-        learning rate), staleness (mean age of the rows in versions), max_age (versions; absent: any age counts), excluded (keys that do not count).
+        learning rate), staleness (mean age of the rows in versions), max_age (versions; absent: any age counts),
+        excluded (keys that do not count).
         """
         watch, info = Stopwatch(), batch.extra_info or {}
         with watch("read"):

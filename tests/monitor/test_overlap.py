@@ -51,7 +51,9 @@ def test_training_and_losses_add_up_to_the_whole(steps: list[StepRecord]) -> Non
 def test_overlapping_causes_are_counted_once_and_training_wins() -> None:
     train, lost = attribute(
         StepRecord(
-            step=1, start=0.0, end=10.0,
+            step=1,
+            start=0.0,
+            end=10.0,
             train=[(2.0, 5.0), (4.0, 6.0), (9.0, 12.0)],
             waits={"wait_data": [(-1.0, 3.0)], "sync": [(1.0, 8.0)], "wait_order": [(1.0, 1.5)]},
         )
@@ -72,8 +74,16 @@ def test_the_bound_is_the_slower_side() -> None:
     trained = Overlap().add(base)
     assert (trained.bound, trained.efficiency) == (10.0, 0.5)  # T_train 8 + the 2 of 4 sync seconds it stood still
     generated = Overlap().add(
-        replace(base, slots=8, slot_seconds=64.0, sessions=32, samples=32, groups=4, groups_dropped=1,
-                generation_stalled=1.0)
+        replace(
+            base,
+            slots=8,
+            slot_seconds=64.0,
+            sessions=32,
+            samples=32,
+            groups=4,
+            groups_dropped=1,
+            generation_stalled=1.0,
+        )
     )
     assert generated.t_gen == pytest.approx(32 * 2.0 / (8 * 0.8))  # N·μ / (K·(1−q))
     assert generated.bound == pytest.approx(11.0)
@@ -108,8 +118,16 @@ def run_two_steps(run_dir: Path) -> None:
         t = 4.0 * step
         log.span_at("wait_data", t, t + 1, step=step)
         for session in range(8):
-            agent.span_at("session", t, t + 1, partition="train", uid=f"p{step}", session=session, status="success",
-                          engine_seconds=1.0)
+            agent.span_at(
+                "session",
+                t,
+                t + 1,
+                partition="train",
+                uid=f"p{step}",
+                session=session,
+                status="success",
+                engine_seconds=1.0,
+            )
         agent.span_at("session", t, t + 1, partition="val", uid="v", session=0, status="success", engine_seconds=99.0)
         log.span_at("train", t + 1, t + 3, step=step)
         log.span_at("publish", t + 3, t + 3.5, version=step)

@@ -19,20 +19,37 @@ from transfer_queue.net.messages import PartitionStats, QueueStats, UnitStats
 def queue_stats(partitions: tuple[str, ...] = ("train", "val"), units: tuple[int, ...] = (0, 1)) -> QueueStats:
     part = PartitionStats(
         depth={"pending": 3, "generating": 5, "ready": 2, "training": 4, "trained": 40, "dropped": 3, "dead": 1},
-        rows=96, nbytes=4096, next_order=58, dropped={"stale": 1, "failed: ValueError": 1, "failed: OSError": 1},
-        redelivered=2, dead={"e0p1": "poison"}, oldest_age={"ready": 1.5}, outstanding=list(range(14)), max_groups=32,
+        rows=96,
+        nbytes=4096,
+        next_order=58,
+        dropped={"stale": 1, "failed: ValueError": 1, "failed: OSError": 1},
+        redelivered=2,
+        dead={"e0p1": "poison"},
+        oldest_age={"ready": 1.5},
+        outstanding=list(range(14)),
+        max_groups=32,
     )
     return QueueStats(
-        epoch=1, partitions=dict.fromkeys(partitions, part), clients=6,
+        epoch=1,
+        partitions=dict.fromkeys(partitions, part),
+        clients=6,
         units=[UnitStats(unit=unit, alive=True, used=1 << 20, budget=1 << 28, segments=1) for unit in units],
     )
 
 
 STEP = {
-    "training/global_step": 7, "critic/score/mean": 0.25, "perf/total_num_tokens": 1000, "rows/trained": 128,
-    "training/off_policy/trajectory_staleness/mean": 0.5, "training/off_policy/trajectory_staleness/max": 2,
-    "overlap/efficiency": 0.9, "overlap/sync_s": 0.1, "overlap/train_s": 0.7, "overlap/generation_busy_s": 0.8,
-    "overlap/generation_idle_s": 0.1, "lost_s/wait_data": 0.2,
+    "training/global_step": 7,
+    "critic/score/mean": 0.25,
+    "perf/total_num_tokens": 1000,
+    "rows/trained": 128,
+    "training/off_policy/trajectory_staleness/mean": 0.5,
+    "training/off_policy/trajectory_staleness/max": 2,
+    "overlap/efficiency": 0.9,
+    "overlap/sync_s": 0.1,
+    "overlap/train_s": 0.7,
+    "overlap/generation_busy_s": 0.8,
+    "overlap/generation_idle_s": 0.1,
+    "lost_s/wait_data": 0.2,
 }
 
 

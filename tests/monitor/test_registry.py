@@ -41,8 +41,15 @@ def test_every_source_is_a_known_step_metric() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["critic/score/mean", "lost_s/wait_order", "val-core/calculator/reward/mean@1", "actor/clip_cov/figure", "user/x",
-     "training/off_policy/trajectory_staleness_worst/max", "groups/dropped/stale"],
+    [
+        "critic/score/mean",
+        "lost_s/wait_order",
+        "val-core/calculator/reward/mean@1",
+        "actor/clip_cov/figure",
+        "user/x",
+        "training/off_policy/trajectory_staleness_worst/max",
+        "groups/dropped/stale",
+    ],
 )
 def test_known_names_pass(name: str) -> None:
     check_step_metrics({name: 1.0})
@@ -63,7 +70,9 @@ def test_free_parts_of_a_name_do_not_cross_a_slash() -> None:
 
 def test_reasons_are_counted_by_class() -> None:
     assert by_reason_class({"failed: ValueError: x": 2, "failed: y": 1, "stale": 4, "": 1}) == {
-        "failed": 3, "stale": 4, "unknown": 1,
+        "failed": 3,
+        "stale": 4,
+        "unknown": 1,
     }
 
 

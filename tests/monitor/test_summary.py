@@ -13,20 +13,42 @@ from streamrl.monitor.summary import Groups, Summary, print_summary, read_summar
 from transfer_queue.net.messages import PartitionStats, QueueStats
 
 PROMISED = {
-    "val_sampled_before", "val_sampled_after", "val_greedy_before", "val_greedy_after", "train_seconds", "steps",
-    "overlap_efficiency", "lost_seconds_by_cause", "groups", "status",
+    "val_sampled_before",
+    "val_sampled_after",
+    "val_greedy_before",
+    "val_greedy_after",
+    "train_seconds",
+    "steps",
+    "overlap_efficiency",
+    "lost_seconds_by_cause",
+    "groups",
+    "status",
 }
 
 
 def summary() -> Summary:
     overlap = Overlap()
     overlap.add(
-        StepRecord(step=1, start=0.0, end=10.0, train=[(0.0, 6.0)], waits={"wait_data": [(6.0, 9.0)]},
-                   generation_busy=8.0, engines=1, slots=4)
+        StepRecord(
+            step=1,
+            start=0.0,
+            end=10.0,
+            train=[(0.0, 6.0)],
+            waits={"wait_data": [(6.0, 9.0)]},
+            generation_busy=8.0,
+            engines=1,
+            slots=4,
+        )
     )
     return Summary(
-        status="finished", steps=60, train_seconds=62.5, val_sampled_before=0.31, val_sampled_after=0.94,
-        val_greedy_before=0.5, val_greedy_after=0.99, groups=Groups(trained=960, dropped={"stale": 3}),
+        status="finished",
+        steps=60,
+        train_seconds=62.5,
+        val_sampled_before=0.31,
+        val_sampled_after=0.94,
+        val_greedy_before=0.5,
+        val_greedy_after=0.99,
+        groups=Groups(trained=960, dropped={"stale": 3}),
         **overlap.run.summary_fields(),
     )
 
@@ -43,8 +65,15 @@ def test_the_file_has_the_promised_keys(tmp_path: Path) -> None:
 
 def test_groups_come_from_the_queue_and_reasons_are_classes() -> None:
     part = PartitionStats(
-        depth={"trained": 5, "dead": 1}, rows=0, nbytes=0, next_order=9, dropped={"failed: a": 1, "failed: b": 1},
-        redelivered=0, dead={"e0p1": "poison"}, oldest_age={}, outstanding=[],
+        depth={"trained": 5, "dead": 1},
+        rows=0,
+        nbytes=0,
+        next_order=9,
+        dropped={"failed: a": 1, "failed: b": 1},
+        redelivered=0,
+        dead={"e0p1": "poison"},
+        oldest_age={},
+        outstanding=[],
     )
     stats = QueueStats(epoch=1, partitions={"train": part}, units=[], clients=0)
     assert Groups.of(stats) == Groups(trained=5, dropped={"failed": 2}, dead=1)

@@ -20,7 +20,14 @@ from transfer_queue.net.messages import PartitionStats, QueueStats
 def queue_stats(step: int) -> QueueStats:
     part = PartitionStats(
         depth={"pending": 8, "generating": 16, "ready": step, "training": 4, "trained": 16 * step},
-        rows=100, nbytes=1 << 20, next_order=50, dropped={}, redelivered=0, dead={}, oldest_age={}, outstanding=[],
+        rows=100,
+        nbytes=1 << 20,
+        next_order=50,
+        dropped={},
+        redelivered=0,
+        dead={},
+        oldest_age={},
+        outstanding=[],
     )
     return QueueStats(epoch=1, partitions={"train": part, "val": part}, units=[], clients=3)
 
@@ -40,8 +47,14 @@ class Run:
         for step in range(first, last + 1):
             self.now += 1.0
             emit_queue(self.log, queue_stats(step))
-            load = ServerLoad(running=3, waiting=1, slots=4, weight_version=step - 1, tokens_generated=500 * step,
-                              busy_seconds=0.9 * step)
+            load = ServerLoad(
+                running=3,
+                waiting=1,
+                slots=4,
+                weight_version=step - 1,
+                tokens_generated=500 * step,
+                busy_seconds=0.9 * step,
+            )
             emit_loads(self.log, {"s0": load})
             emit_trainer_version(self.log, step)
             self.log.step_metrics(step, {

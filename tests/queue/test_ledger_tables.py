@@ -36,7 +36,7 @@ def test_seen_uids_is_a_set_that_keeps_runs() -> None:
         seen.add(uid)
         seen.add(uid)
         plain.add(uid)
-        assert all((other in seen) == (other in plain) for other in uids[:: 37])
+        assert all((other in seen) == (other in plain) for other in uids[::37])
     for uid in uids:
         seen.add(uid)
     assert sorted(seen) == sorted(uids)
@@ -172,7 +172,8 @@ def test_a_group_with_too_few_successes_is_dropped_with_the_first_reason() -> No
         ledger.apply(m.Commit("p", [f"{uid}_0_0"], closes=ends), 1.0)
     changes = ledger.changes("p", 0)
     assert [(g.uid, g.state, g.reason) for g in changes.groups] == [
-        ("u", "dropped", "failed: tool: no answer"), ("v", "ready", ""),
+        ("u", "dropped", "failed: tool: no answer"),
+        ("v", "ready", ""),
     ]
     assert ledger.stats(1.0)["p"].dropped == {"failed": 1}
 

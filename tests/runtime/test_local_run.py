@@ -99,7 +99,8 @@ def test_only_prompts_pass_through_the_trainer_however_long_the_answers(make_con
         mean = f"actor_rollout_ref.rollout.sim.response_tokens_mean={tokens}"
         path, _ = run(make_config(mean, "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent"))
         lines = list(read_metrics(path))[2:]
-        passed[tokens] = sum(line["data/bytes_trainer"] for line in lines) / sum(line["groups/trained"] for line in lines)
+        groups = sum(line["groups/trained"] for line in lines)
+        passed[tokens] = sum(line["data/bytes_trainer"] for line in lines) / groups
         rows = sum(line["data/bytes_read"] for line in lines) / sum(line["rows/trained"] for line in lines)
         assert rows > 12 * tokens, "the ranks read the tokens, so there was something to pass by"
     assert passed[8] == pytest.approx(passed[32], rel=0.1)
