@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from streamrl.monitor.events import EventLog
 from transfer_queue.net.messages import QueueStats
@@ -48,19 +48,3 @@ def emit_loads(log: EventLog, loads: Mapping[str, Load]) -> None:
 def emit_trainer_version(log: EventLog, version: int) -> None:
     """The version that the trainer holds (its optimizer steps), which the servers may not serve yet."""
     log.counter("weight_version", version, role="trainer", engine="")
-
-
-def server_hook(log: EventLog, server: str) -> Callable[[str, dict[str, Any]], None]:
-    """The hook that an LLM server reports to (streamrl/rollout/events.py); `log` is that of the server's process."""
-
-    def on_event(name: str, fields: dict[str, Any]) -> None:
-        rest = {key: value for key, value in fields.items() if key not in ("seconds", "server")}
-        span = {"rollout.busy": "server_busy", "rollout.weights": "server_weights"}.get(name)
-        if span is not None:
-            now = log.clock()
-            log.span_at(span, now - fields["seconds"], now, server=server, **rest)
-        else:
-            what = ": ".join(str(part) for part in (name.removeprefix("rollout."), rest.pop("reason", "")) if part)
-            log.state("server", what, server=server, **rest)
-
-    return on_event

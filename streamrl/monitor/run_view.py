@@ -86,6 +86,8 @@ class RunView:
         if event.name == "run":
             self.status = _clean(event.value)
             return f"run: {self.status}"
+        if event.name == "prometheus":
+            return f"metrics: {_clean(event.value)}, bearer key in {_clean(event.fields.get('key_file', '?'))}"
         if event.name == "total_steps" and isinstance(event.value, int):
             self.total_steps = event.value
         if event.name == "validation":

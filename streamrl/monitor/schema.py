@@ -108,6 +108,7 @@ TABLE: tuple[EventSpec, ...] = (
     # The run.
     EventSpec("metrics", "step_metrics", "trainer", (), "The metrics of one step; `value` is the step."),
     EventSpec("state", "run", "trainer", (), "starting, validating, training, finished, interrupted or failed."),
+    EventSpec("state", "prometheus", "trainer", ("key_file",), "The URL of the metrics endpoint; its bearer key."),
     EventSpec("state", "total_steps", "trainer", (), "Steps that this run will have."),
     EventSpec(
         "state",

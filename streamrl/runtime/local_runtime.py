@@ -35,6 +35,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
     virtual = is_virtual(config)
     async with AsyncExitStack() as stack:
         events = stack.enter_context(EventLog(run.path / "events", "trainer", clock=clock))
+        events.state("run", "starting")
         train_data, val_data = train_dataset(config), val_dataset(config)
         weights = settings.weights_dir(run)
         stack.callback(shutil.rmtree, weights, ignore_errors=True)

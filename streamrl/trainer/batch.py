@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from streamrl.algorithms.advantages import grpo
+from streamrl.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from streamrl.trainer.replay_buffer import LeasedBatch
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.messages import Group
 
 
-def group_advantages(groups: list[Group], *, norm_by_std: bool) -> dict[str, float]:
-    """GRPO over the sessions of each group; every row of a session gets the session's advantage.
+def group_advantages(groups: list[Group], estimator: str, *, norm_by_std: bool) -> dict[str, float]:
+    """One value per session, over the sessions of each group; every row of a session gets the session's advantage.
 
     A session with several rows has one score: that of its last row (the outcome).
     """
@@ -31,7 +31,8 @@ def group_advantages(groups: list[Group], *, norm_by_std: bool) -> dict[str, flo
             scores.append(rows[-1][1])
             index.append(number)
             members.append([key for key, _ in rows])
-    values = grpo(np.asarray(scores, np.float64), np.asarray(index, np.int64), norm_by_std=norm_by_std)
+    estimate = ADVANTAGE_ESTIMATORS[estimator]
+    values = estimate(np.asarray(scores, np.float64), np.asarray(index, np.int64), norm_by_std=norm_by_std)
     return {key: float(value) for value, keys in zip(values, members, strict=True) for key in keys}
 
 

@@ -179,7 +179,10 @@ class Trainer:
     async def _update(self, batch: LeasedBatch, step: int) -> dict[str, float]:
         config = self.config
         with self.parts.events.span("advantage", step=step):
-            advantages = group_advantages(batch.groups, norm_by_std=config.algorithm.norm_adv_by_std_in_grpo)
+            algorithm = config.algorithm
+            advantages = group_advantages(
+                batch.groups, algorithm.adv_estimator, norm_by_std=algorithm.norm_adv_by_std_in_grpo
+            )
         extra: dict[str, Any] = {
             "advantages": advantages,
             "mini_batch_size": self.mini_batch,

@@ -108,7 +108,6 @@ class ReplayBuffer:
         on_lost_prompts: Callable[[list[Group]], None] = lambda groups: None,
     ) -> None:
         self.buffer = GroupBuffer()
-        self.stale_dropped = 0
         self._client = client
         self._partition = partition
         self._policy = policy
@@ -166,7 +165,6 @@ class ReplayBuffer:
                 stale = [g.uid for g in ready if self._policy.too_old(g, version)]
                 if stale:
                     self.buffer.forget(stale)
-                    self.stale_dropped += len(stale)
                     await self._client.drop(self._partition, stale, "stale")
                     continue
                 if len(ready) >= count and (not self._in_order or self._first_are_ready(ready[:count])):

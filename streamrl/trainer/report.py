@@ -13,7 +13,7 @@ from streamrl.monitor.events import EventTail
 from streamrl.monitor.metrics_log import MetricsLog
 from streamrl.monitor.overlap import OverlapCollector
 from streamrl.monitor.overlap_account import RunOverlap
-from streamrl.monitor.prometheus import Exporter
+from streamrl.monitor.prometheus import KEY_FILE, Exporter
 from streamrl.monitor.registry import by_reason_class
 from streamrl.trainer.parts import Parts
 from transfer_queue.net.messages import Group, QueueStats
@@ -50,7 +50,8 @@ class Reporter:
     def opened(self, step: int) -> None:
         """The run stands at `step`: 0, or where it was restored to."""
         self._metrics = self._metrics or MetricsLog(self._parts.run.path, resume_step=step)
-        self._events.state("run", "starting")
+        if self.exporter is not None:
+            self._events.state("prometheus", self.exporter.url, key_file=str(self._parts.run.path / KEY_FILE))
 
     def training_begins(self, total: int) -> None:
         self._events.state("total_steps", total)

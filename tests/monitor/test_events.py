@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamrl.monitor.emit import server_hook
 from streamrl.monitor.events import Event, EventLog, EventTail, read_events
 from streamrl.monitor.schema import check_events
 
@@ -142,19 +141,6 @@ def test_a_field_that_json_cannot_hold_costs_this_event_only(tmp_path: Path) -> 
     log.state("run", "training", path=tmp_path)
     (event,) = read(tmp_path)
     assert event.fields == {"path": str(tmp_path)}
-
-
-def test_what_a_server_reports_is_written_as_spans_and_states(tmp_path: Path) -> None:
-    clock = Clock(10.0)
-    report = server_hook(make_log(tmp_path, "server-0", clock), "s0")
-    report("rollout.started", {"version": 3, "slots": 8})
-    report("rollout.busy", {"seconds": 1.0, "tokens": 500})
-    report("rollout.died", {"reason": "killed"})
-    started, busy, died = read(tmp_path)
-    assert (started.value, started.fields) == ("started", {"server": "s0", "version": 3, "slots": 8})
-    assert (busy.name, busy.seconds, busy.fields) == ("server_busy", 1.0, {"server": "s0", "tokens": 500})
-    assert died.value == "died: killed"
-    assert check_events(read_events(tmp_path)) == 4
 
 
 def test_without_a_directory_nothing_is_written_and_spans_still_measure() -> None:
