@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from pathlib import Path
 
@@ -124,3 +125,53 @@ def test_real_engines_train_in_one_process(make_config, mode: str) -> None:
     for line in read_metrics(path):
         check_step_metrics({name: value for name, value in line.items() if name != "step"})
         assert line["actor/grad_norm"] > 0
+
+
+FLAKY_LOOP = """
+from agent_loop.trajectory import Trajectory
+
+class Flaky:
+    async def run(self, row, ctx):
+        if row["extra_info"]["index"] % 4 == 0:
+            raise RuntimeError("this agent cannot do multiples of four")
+        trajectory = Trajectory(prompt_ids=ctx.chat.render_prompt(row["raw_prompt"]))
+        await ctx.sample(trajectory, turn=0)
+        return [trajectory]
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_failing_custom_loop_ends_its_groups_with_the_reason_and_the_run_goes_on(
+    make_config, tmp_path: Path, mode: str
+) -> None:
+    (tmp_path / "flaky.py").write_text(FLAKY_LOOP)
+    loop = f"actor_rollout_ref.rollout.agent.default_agent_loop={tmp_path}/flaky.py:Flaky"
+    data = tmp_path / "train.jsonl"
+    rows = [
+        {
+            "prompt": f"{i} + 1 = ?",
+            "data_source": "sums",
+            "reward_model": {"ground_truth": "1"},
+            "extra_info": {"index": i},
+        }
+        for i in range(64)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path, summary = run(make_config(loop, f"data.train_files={data}", f"trainer.v1.trainer_mode={mode}"))
+    assert summary.groups.trained == 80
+    assert summary.groups.dropped["failed"] >= 16
+    reasons = {str(event.fields["reason"]) for event in read_events(path) if event.name == "dropped"}
+    assert any("this agent cannot do multiples of four" in reason for reason in reasons)
+
+
+def test_a_loop_that_always_fails_stops_the_run_and_says_why(make_config, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(FLAKY_LOOP.replace("% 4 == 0", "> -1"))
+    loop = f"actor_rollout_ref.rollout.agent.default_agent_loop={tmp_path}/broken.py:Flaky"
+    config = make_config(loop, "trainer.val_before_train=false")
+    directory = open_run(
+        Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="disable", resume_from=None
+    )
+    console = Console(file=io.StringIO(), force_terminal=False, width=400)
+    assert launch(config, directory, console) == 1
+    assert "prompt groups in a row failed" in console.file.getvalue()
+    assert read_summary(directory.path).status == "failed"

@@ -6,10 +6,12 @@ import os
 import random
 import signal
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from streamrl.monitor.events import read_events
 from streamrl.monitor.schema import check_events
@@ -68,10 +70,27 @@ def test_the_whole_run_killed_and_started_again_trains_every_prompt_once_and_lea
     job.check_accounts()
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
+def scrape(job: Job) -> dict[tuple[str, ...], float]:
+    """The samples of the running job's metrics endpoint, by name and label values."""
+    [state] = [event for event in read_events(job.path) if event.name == "prometheus"]
+    key = Path(str(state.fields["key_file"])).read_text().strip()
+    request = urllib.request.Request(str(state.value), headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_a_running_job_serves_its_metrics_and_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
     job = Job(tmp_path, steps=30, seconds=SECONDS)
     process = job.start()
     job.wait_for_step(2)
+    served = scrape(job)
+    assert served["streamrl_train_step",] >= 2
+    assert {key[2] for key in served if key[:2] == ("streamrl_queue_groups", "train")} >= {
+        "pending",
+        "generating",
+        "ready",
+    }
     children = job.processes()
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130, job.text
