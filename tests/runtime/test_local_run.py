@@ -140,23 +140,21 @@ class Flaky:
 """
 
 
+def questions(directory: Path) -> Path:
+    """A dataset whose rows name no agent, so that the default loop runs them."""
+    rows = [{"prompt": f"{i} + 1 = ?", "data_source": "sums", "extra_info": {"index": i}} for i in range(64)]
+    path = directory / "train.jsonl"
+    path.write_text("".join(json.dumps({**row, "reward_model": {"ground_truth": "1"}}) + "\n" for row in rows))
+    return path
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failing_custom_loop_ends_its_groups_with_the_reason_and_the_run_goes_on(
     make_config, tmp_path: Path, mode: str
 ) -> None:
     (tmp_path / "flaky.py").write_text(FLAKY_LOOP)
     loop = f"actor_rollout_ref.rollout.agent.default_agent_loop={tmp_path}/flaky.py:Flaky"
-    data = tmp_path / "train.jsonl"
-    rows = [
-        {
-            "prompt": f"{i} + 1 = ?",
-            "data_source": "sums",
-            "reward_model": {"ground_truth": "1"},
-            "extra_info": {"index": i},
-        }
-        for i in range(64)
-    ]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = questions(tmp_path)
     path, summary = run(make_config(loop, f"data.train_files={data}", f"trainer.v1.trainer_mode={mode}"))
     assert summary.groups.trained == 80
     assert summary.groups.dropped["failed"] >= 16
@@ -167,7 +165,7 @@ def test_a_failing_custom_loop_ends_its_groups_with_the_reason_and_the_run_goes_
 def test_a_loop_that_always_fails_stops_the_run_and_says_why(make_config, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(FLAKY_LOOP.replace("% 4 == 0", "> -1"))
     loop = f"actor_rollout_ref.rollout.agent.default_agent_loop={tmp_path}/broken.py:Flaky"
-    config = make_config(loop, "trainer.val_before_train=false")
+    config = make_config(loop, f"data.train_files={questions(tmp_path)}", "trainer.val_before_train=false")
     directory = open_run(
         Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="disable", resume_from=None
     )
