@@ -23,6 +23,7 @@ from streamrl.single_controller.worker import RankInfo
 from streamrl.workers.batch import Padded, Rows, micro_batches, pad, unflatten
 from streamrl.workers.engine import checkpoint, process_group
 from streamrl.workers.engine.base import LossFunction, StepOutput, TokenOutputs
+from streamrl.workers.engine.gather import full_parameters
 from streamrl.workers.engine.policy_module import CausalPolicy
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.settings import ActorSettings
@@ -186,10 +187,9 @@ class FSDP2Engine:
     # --- state ----------------------------------------------------------------------------------------------------
 
     def full_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.policy.lm.named_parameters():
-            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        for name, full in full_parameters(self.policy.lm.named_parameters(), self.world_size):
             if self.rank == 0:
-                yield name, full.detach().cpu()
+                yield name, full.cpu()
 
     def save(self, directory: str) -> None:
         checkpoint.save(Path(directory), self.policy.lm, self.optimizer, rank=self.rank)
