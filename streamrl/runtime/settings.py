@@ -32,6 +32,7 @@ def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> Work
     return WorkerConfig(
         model_path=config.actor_rollout_ref.model.tokenizer_path or config.actor_rollout_ref.model.path,
         max_sessions=rollout.agent.max_sessions,
+        session_timeout=rollout.agent.session_timeout,
         default_agent_loop=rollout.agent.default_agent_loop,
         tools=rollout.tools,
         reward=f"{function.path}:{function.name}" if function.path else function.name,

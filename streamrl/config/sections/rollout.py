@@ -44,6 +44,8 @@ class AgentConfig:
     """A registered name or `path/to/file.py:Class`; a row's `agent_name` goes first."""
     max_sessions: PositiveInt = 64
     """Sessions that one worker runs at the same time."""
+    session_timeout: PositiveFloat = 600.0
+    """Seconds after which a session that has not ended is closed as failed, and its slot is free again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
