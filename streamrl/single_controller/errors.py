@@ -16,12 +16,16 @@ class PlacementError(WorkerGroupError, UserError):
 class WorkerDied(WorkerGroupError, ConnectionError):
     """The process of a rank is gone. The group is of no further use: close it and start another."""
 
-    def __init__(self, rank: int, pid: int, method: str) -> None:
-        super().__init__(f"rank {rank} (pid {pid}) died during {method}; close this worker group and start another")
-        self.rank, self.pid, self.method = rank, pid, method
+    def __init__(self, rank: int, pid: int, method: str, log: str = "") -> None:
+        """`log`: the file with its last words, on its node."""
+        where = f"; its log is {log}" if log else ""
+        super().__init__(
+            f"rank {rank} (pid {pid}) died during {method}{where}; close this worker group and start another"
+        )
+        self.rank, self.pid, self.method, self.log = rank, pid, method, log
 
-    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
-        return type(self), (self.rank, self.pid, self.method)
+    def __reduce__(self) -> tuple[type, tuple[int, int, str, str]]:
+        return type(self), (self.rank, self.pid, self.method, self.log)
 
 
 class WorkerFailed(WorkerGroupError):

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import os
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any, Literal
 
 import ray
 
 from streamrl.single_controller.worker import ClassWithInitArgs, RankInfo
 
+log = logging.getLogger(__name__)
+
+STDERR = 2
+"""The descriptor: Ray points it at the worker's file, where native code writes too."""
+
+TASKS = "/proc/self/task"
+
 
 class RankActor:
-    """Calls run one at a time and in order; `until_death` has a thread of its own."""
+    """Calls run one at a time and in order; `until_death` has a thread of its own.
+
+    Its log (`identify()["log"]`) says enough after a crash in native code: the Python stacks of all threads, and the
+    name of each thread, since a stack of gloo's, ZeroMQ's or gRPC's own threads holds no Python frame.
+    """
 
     def __init__(self) -> None:
         self._worker: Any = None
         self._store: Any = None
+        self._threads: set[int] = set()
+        faulthandler.enable(file=STDERR, all_threads=True)  # Ray's own shows the crashed thread only
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def identify(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "ip": ray.util.get_node_ip_address()}
+        return {"pid": os.getpid(), "ip": ray.util.get_node_ip_address(), "log": _path_of(STDERR)}
 
     def open_rendezvous(self, kind: Literal["file", "tcp"]) -> str:
         """Where the ranks meet (rank 0 only). The port is the kernel's choice and held from now on: no collision."""
@@ -36,9 +53,39 @@ class RankActor:
         self._worker = worker.construct(info)
 
     def run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        return getattr(self._worker, method)(*args, **kwargs)
+        try:
+            return getattr(self._worker, method)(*args, **kwargs)
+        finally:
+            self._note_threads(method)
+
+    def _note_threads(self, method: str) -> None:
+        """Log the threads that came during a call: nearly all do in the first one."""
+        ids = thread_ids()
+        if new := ids - self._threads:
+            names = ", ".join(f"{thread} {thread_name(thread)}" for thread in sorted(new))
+            log.info("threads new after %s: %s", method, names)
+        self._threads = ids
 
     @ray.method(concurrency_group="watch")
     def until_death(self) -> None:
         """Never returns: its caller learns of the end of this process as an event."""
         threading.Event().wait()
+
+
+def thread_ids() -> set[int]:
+    """All threads of this process, by the ids that a crash report names; none where there is no /proc."""
+    return {int(name) for name in os.listdir(TASKS)} if os.path.isdir(TASKS) else set()
+
+
+def thread_name(thread: int) -> str:
+    try:
+        return Path(TASKS, str(thread), "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return "(ended)"
+
+
+def _path_of(descriptor: int) -> str:
+    """The file behind a descriptor, empty if it is none that has a path."""
+    link = Path(f"/proc/self/fd/{descriptor}")
+    path = os.path.realpath(link) if link.exists() else ""
+    return path if os.path.isfile(path) else ""

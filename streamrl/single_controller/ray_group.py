@@ -43,6 +43,7 @@ class RayWorkerGroup(WorkerGroup):
     ) -> None:  # fmt: skip
         super().__init__(_class_of(worker), pool.world_size, timeout=timeout)
         self.name = name or self._class_name
+        self.logs = [""] * self.world_size
         self._running: list[str] = []
         self._closed = False
         self._start_timeout = start_timeout
@@ -54,6 +55,7 @@ class RayWorkerGroup(WorkerGroup):
             self._actors = self._create(pool, env or {})
             homes = self._get("identify", [actor.identify.remote() for actor in self._actors])
             self.pids = [home["pid"] for home in homes]
+            self.logs = [home["log"] for home in homes]
             self._watch_deaths()
             self._start(pool, worker, rendezvous)
         except BaseException:
@@ -105,7 +107,7 @@ class RayWorkerGroup(WorkerGroup):
             except GetTimeoutError as error:
                 raise WorkerTimeout(method, [rank], [self.pids[rank]], self._start_timeout) from error
             except RayActorError as error:
-                raise WorkerDied(rank, self.pids[rank], method) from error
+                raise self._died(rank, method) from error
             except RayTaskError as error:
                 raise WorkerFailed(
                     rank, self.pids[rank], method, f"{type(error.cause).__name__}: {error.cause}"
@@ -122,7 +124,10 @@ class RayWorkerGroup(WorkerGroup):
 
     def _death(self, rank: int, method: str, error: BaseException) -> WorkerDied | None:
         gone = isinstance(error, RayActorError | ActorUnavailableError)
-        return WorkerDied(rank, self.pids[rank], method) if gone else None
+        return self._died(rank, method) if gone else None
+
+    def _died(self, rank: int, method: str) -> WorkerDied:
+        return WorkerDied(rank, self.pids[rank], method, self.logs[rank])
 
     def _watch_deaths(self) -> None:
         """A call that never returns fails when its process ends: a death is an event, nobody polls."""
@@ -132,7 +137,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _rank_ended(self, rank: int) -> None:
         if not self._closed and self._broken is None:
-            self._broken = WorkerDied(rank, self.pids[rank], self._running[-1] if self._running else "no call")
+            self._broken = self._died(rank, self._running[-1] if self._running else "no call")
             log.error("%s: %s", self.name, self._broken)
 
     async def watch(self) -> NoReturn:

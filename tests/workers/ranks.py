@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -57,5 +58,10 @@ class EchoWorker(Worker):
         if self.rank.rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Event().wait()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def crash(self) -> None:
+        """Natively, as a library with a bug does."""
+        ctypes.string_at(0)
 
     def not_registered(self) -> Any: ...

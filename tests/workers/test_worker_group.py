@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -212,6 +214,22 @@ def test_the_death_of_a_rank_is_noticed_and_named(ray_cluster: None) -> None:
     with pytest.raises(WorkerDied):
         group.where()
     group.shutdown()
+
+
+@pytest.mark.chaos
+def test_a_native_crash_leaves_stacks_and_thread_names_in_a_log_that_the_error_names(ray_cluster: None) -> None:
+    from streamrl.single_controller import RayWorkerGroup
+
+    group = RayWorkerGroup(ResourcePool([1]), ClassWithInitArgs(EchoWorker))
+    assert group.who() == 0
+    with pytest.raises(WorkerDied, match=r"died during crash; its log is /\S+; close this") as death:
+        group.crash()
+    group.shutdown()
+    words = Path(death.value.log).read_text()
+    assert re.search(r"threads new after who: .*\b\d+ worker\.io\b", words)  # one of Ray's own, without Python
+    stacks = words[words.index("Fatal Python error: Segmentation fault") :]
+    assert "in crash" in stacks
+    assert "in until_death" in stacks  # another thread than the one that crashed
 
 
 @pytest.mark.chaos
