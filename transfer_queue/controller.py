@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 PEER_BACKLOG = 10_000
 """Responses kept for a client that does not read them; more are dropped, and it asks again after it reconnects."""
 
+MAX_PID = 2**31 - 1
+"""What a Hello names beyond this, or below 1, is no process: its client is served, its death goes unnoticed."""
+
 
 class ControllerServer:
     """Invariant: nothing that a peer sends ends the server; what is not understood is counted and ignored."""
@@ -102,12 +105,17 @@ class ControllerServer:
 
     def _watch(self, client: str, hello: Hello) -> None:
         """Hear at once of the death of a client on this host."""
-        if client in self._watched or not hello.pid:
+        if client in self._watched or not 0 < hello.pid <= MAX_PID:
             return
         if hello.host != self._host:
             log.warning("client %s is not of this pid namespace: its death goes unnoticed", _short(client))
             return
-        self._watched[client] = watch = exited(hello.pid)
+        try:
+            watch = exited(hello.pid)
+        except OSError as error:  # not a process, or no descriptor is left
+            log.warning("client %s, process %d: its death goes unnoticed: %s", _short(client), hello.pid, error)
+            return
+        self._watched[client] = watch
         watch.add_done_callback(functools.partial(self._gone, client))
 
     def _gone(self, client: str, watch: asyncio.Future[None]) -> None:

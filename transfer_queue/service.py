@@ -25,6 +25,7 @@ from pathlib import Path
 from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.sockets import MAX_IPC_PATH
+from transfer_queue.net.transport import MIN_KEY, read_key
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
 from transfer_queue.storage.unit_files import lock_file, replace_file
@@ -48,6 +49,8 @@ class QueueService:
         room, else the temporary directory). Raises Invalid if something cannot work; nothing is started yet."""
         if units < 1:
             raise Invalid(f"a queue needs at least one storage unit, got {units}")
+        if key is not None and 2 * len(key) < MIN_KEY:
+            raise Invalid(f"a key of {len(key)} bytes; give at least {MIN_KEY // 2}, or none to have one made")
         self.directory = Path(directory).absolute()
         self._units = units
         self._segment_bytes = segment_bytes
@@ -125,6 +128,7 @@ class QueueService:
         self._sockets = _sockets_directory(self.directory, known.get("sockets"))
         if not (self.directory / "key").exists() or key is not None:
             replace_file(self.directory / "key", (key or secrets.token_bytes(32)).hex())
+        read_key(str(self.directory / "key"))
         description = {"run": run, "storage": str(self._storage), "sockets": str(self._sockets)}
         description["budget"] = str(self._budget)
         replace_file(self.directory / "run.json", json.dumps(description))

@@ -50,6 +50,9 @@ GREET_AGAIN = 1.0
 RECONNECT_MS = 20
 """A restarted controller is found again within this time."""
 
+MIN_KEY = 32
+"""Characters of a key at least (16 bytes in hex): an empty or cut file must not switch authentication off."""
+
 
 class Transport(Protocol):
     """What QueueClient and the units need. `on_welcome(welcome, again)` runs at each Welcome, `again` from the second
@@ -261,11 +264,19 @@ class ZmqTransport:
 
 
 def read_key(path: str) -> str:
-    """The run's key. Raises Disconnected naming the file if it is not there."""
+    """The run's key. Raises Disconnected naming the file if it is not there, Invalid if it holds no key."""
     try:
-        return Path(path).read_text().strip()
+        key = Path(path).read_text().strip()
     except FileNotFoundError:
         raise Disconnected(f"no key file {path}: the queue of this address is gone, or was never started") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"key file {path} cannot be read: {error}") from None
+    if len(key) < MIN_KEY:
+        raise Invalid(
+            f"key file {path} holds {len(key)} characters, a key has at least {MIN_KEY}; "
+            "stop the queue, remove the file, and start the queue again: it makes a new one"
+        )
+    return key
 
 
 def host_id() -> str:
