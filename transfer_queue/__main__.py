@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from transfer_queue.errors import QueueError
-from transfer_queue.processes import ReadyPipe, allow_many_files, die_with_parent, stop_event
+from transfer_queue.processes import ReadyPipe, allow_many_files, be_served_first, die_with_parent, stop_event
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         return _stat(args)
     if args.parent:
         die_with_parent(args.parent)
+    be_served_first()
     allow_many_files()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
     try:

@@ -321,6 +321,7 @@ class ControllerCore:
         if isinstance(m, SegmentsMade):
             self._grants.made(client, m, now)
             return Ok()
+        self._grants.check_unit(client, m)
         lost = self._grants.missing(m)
         if lost:
             self._accept(LoseSegments(segments=lost), now)
@@ -399,7 +400,7 @@ class ControllerCore:
             case Admit() as body:
                 return Failed(QueueFull.code, wording.admit(self.ledger, body, who, waited, now), RETRY_AFTER)
             case SegmentRequest() as body:
-                return Failed(QueueFull.code, wording.segment(self._grants.stats(), body, who, waited), RETRY_AFTER)
+                return Failed(QueueFull.code, wording.segment(self._grants, body, who, waited), RETRY_AFTER)
             case Lookup() as body:
                 return Failed(Disconnected.code, wording.lookup(self._grants.stats(), body, who, waited))
 

@@ -25,7 +25,7 @@ from transfer_queue.net.messages import (
     UnitInfo,
     UnitStats,
 )
-from transfer_queue.storage.segments import unit_of
+from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes, unit_of
 
 RETRY_SECONDS = 1.0
 """Pause after a unit could not make a segment (disk full): it is asked again sooner if something is freed."""
@@ -34,6 +34,9 @@ MAX_HINTED = 4
 """Segments granted at most with one commit, so that one writer does not take all that is ready."""
 
 PAGE = 4096
+
+MAX_REASON = 300
+"""Characters of a unit's error that are kept."""
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Unit:
     large: list[Segment] = field(default_factory=list)  # made for one request
     making: deque[tuple[int, int]] = field(default_factory=deque)  # (count, nbytes) asked and not answered
     retry_at: float | None = None
+    error: str = ""  # why it could not make segments when it was asked last
 
     def room(self) -> int:
         return self.budget - self.used - sum(count * nbytes for count, nbytes in self.making)
@@ -105,6 +109,8 @@ class SegmentGrants:
         """A unit starts, or the controller did: all it has is sealed. The segments it is to keep."""
         number = m.info.unit
         size = m.segment_bytes or self._segment_bytes
+        if m.segment_bytes:
+            check_segment_bytes(m.segment_bytes)
         if m.budget < size:
             raise Invalid(f"unit {number} has a budget of {m.budget} bytes, less than one segment of {size}")
         for segment in [s for s in self._table if unit_of(s) == number]:
@@ -124,6 +130,7 @@ class SegmentGrants:
             raise Invalid(f"unit {m.unit} was not asked for segments; forget them")
         count, nbytes = unit.making.popleft()
         self.changed = True
+        unit.error = m.error[:MAX_REASON]
         if m.error or len(m.segments) < count:
             unit.retry_at = now + RETRY_SECONDS
         for segment in m.segments[:count]:
@@ -227,6 +234,21 @@ class SegmentGrants:
     def next_retry(self) -> float | None:
         """When `plan` should be called again because a unit could not make segments."""
         return min((unit.retry_at for unit in self._alive() if unit.retry_at is not None), default=None)
+
+    def check_unit(self, client: str, m: RegisterUnit) -> None:
+        """Raises Invalid for a unit that another living client serves, or a number that is none."""
+        if not 0 <= m.info.unit < MAX_UNITS:
+            raise Invalid(f"unit {m.info.unit}; units are numbered from 0 to {MAX_UNITS - 1}")
+        known = self.units.get(m.info.unit)
+        if known is not None and known.client not in (None, client):
+            raise Invalid(
+                f"unit {m.info.unit} is served by another process, in {known.info.directory}; end that one first, or "
+                "give this one another number"
+            )
+
+    def errors(self) -> dict[int, str]:
+        """Why units could not make segments when they were asked last."""
+        return {number: unit.error for number, unit in sorted(self.units.items()) if unit.error}
 
     def largest_budget(self) -> int:
         return max((unit.budget for unit in self.units.values()), default=0)

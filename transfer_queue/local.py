@@ -11,6 +11,7 @@ The ledger, the storage formats and the client are the same as in a cluster; onl
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +20,16 @@ from typing import Any
 from transfer_queue.access import UnitAccess
 from transfer_queue.client import QueueClient
 from transfer_queue.controller_core import ControllerCore
+from transfer_queue.errors import Invalid
 from transfer_queue.ledger import Ledger
 from transfer_queue.net.codec import decode_request, decode_response, encode
 from transfer_queue.net.local_transport import LOCAL_RUN, LocalTransport
 from transfer_queue.net.messages import Request, Response
 from transfer_queue.storage.journal import NullJournal
-from transfer_queue.storage.leftovers import LOCAL_PREFIX, remove_leftovers
+from transfer_queue.storage.leftovers import LOCAL_PREFIX, PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
-from transfer_queue.storage.unit_files import UnitFiles
+from transfer_queue.storage.segments import check_segment_bytes
+from transfer_queue.storage.unit_files import UnitFiles, replace_file
 from transfer_queue.unit import Unit
 
 SEGMENT_BYTES = 8 << 20
@@ -37,9 +40,10 @@ LOCAL_BUDGET = 1 << 30
 class LocalQueue:
     """Controller and one storage unit in the caller's event loop.
 
-    With `directory`, the controller's journal and the segments are kept there and a later LocalQueue on it goes on;
-    else all is gone after `close`. `clock` defaults to the loop's own time, so that a loop with virtual time moves
-    the leases too; with another clock, call `tick` whenever it was moved.
+    With `directory`, the controller's journal is kept there and a later LocalQueue on it goes on; else all is gone
+    after `close`. The segments are in `storage_dir`, which `directory` remembers; without it, in `directory` too.
+    `clock` defaults to the loop's own time, so that a loop with virtual time moves the leases too; with another clock,
+    call `tick` whenever it was moved.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class LocalQueue:
         unit_budget_bytes: int = LOCAL_BUDGET, segment_bytes: int = SEGMENT_BYTES,
         clock: Callable[[], float] | None = None,
     ) -> None:  # fmt: skip
+        check_segment_bytes(segment_bytes)
         self._loop = asyncio.get_running_loop()
         self.clock = clock or self._loop.time
         self._clients: dict[str, LocalTransport] = {}
@@ -103,7 +108,7 @@ class LocalQueue:
         self, directory: str | Path | None, storage_dir: str | Path | None, budget: int, segment_bytes: int
     ) -> None:
         if directory is not None:
-            home = Path(directory) / "unit-0"
+            home = _kept_home(Path(directory).absolute(), storage_dir)
         else:
             parent, _ = choose_storage(storage_dir, 1, None)
             remove_leftovers(parent)
@@ -142,6 +147,26 @@ class LocalQueue:
         deadline = self.core.next_deadline()
         if deadline is not None and not self._closed:
             self._timer = self._loop.call_later(max(0.0, deadline - self.clock()), self.tick)
+
+
+def _kept_home(directory: Path, storage_dir: str | Path | None) -> Path:
+    """Where the segments of the queue in `directory` are: where they were, else in `storage_dir`, else beside the
+    journal. Raises Invalid."""
+    memory, beside = directory / "storage", directory / "unit-0"
+    known = memory.read_text(errors="replace") if memory.exists() else None
+    if known is not None and not (os.path.isabs(known) and Path(known).name.startswith(PREFIX)):
+        raise Invalid(f"{memory} holds {known[:40]!r}, not a storage directory; remove it (rows there are lost)")
+    if known is not None and Path(known).is_dir():
+        return Path(known)
+    if known is None and (storage_dir is None or beside.is_dir()):
+        return beside
+    parent, _ = choose_storage(storage_dir if known is None else storage_dir or Path(known).parent, 1, None)
+    remove_leftovers(parent)
+    home = parent / f"{PREFIX}{secrets.token_hex(6)}"
+    home.mkdir(mode=0o700)
+    replace_file(home / "owner", str(directory))
+    replace_file(memory, str(home))
+    return home
 
 
 async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:

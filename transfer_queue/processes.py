@@ -5,6 +5,7 @@ waiting for a process without being its parent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import resource
@@ -22,6 +23,15 @@ def die_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the call
         sys.exit(f"parent process {parent} is already gone")
+
+
+def be_served_first() -> None:
+    """Take off the niceness inherited from who started us (Ray's workers have 15), where that is permitted: everybody
+    waits for these processes."""
+    if os.getpriority(os.PRIO_PROCESS, 0) <= 0:
+        return
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def allow_many_files() -> None:

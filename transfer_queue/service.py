@@ -28,6 +28,7 @@ from transfer_queue.net.sockets import MAX_IPC_PATH
 from transfer_queue.net.transport import MIN_KEY, read_key
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
+from transfer_queue.storage.segments import check_segment_bytes
 from transfer_queue.storage.unit_files import lock_file, replace_file
 from transfer_queue.supervisor import Child, Supervisor
 
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LOCK_WAIT = 2.0
 """Seconds to wait for a service on the same directory that was killed and is not wholly gone yet."""
+
+_RUN_FIELDS = ("run", "storage", "sockets", "budget")
 
 
 class QueueService:
@@ -49,6 +52,7 @@ class QueueService:
         room, else the temporary directory). Raises Invalid if something cannot work; nothing is started yet."""
         if units < 1:
             raise Invalid(f"a queue needs at least one storage unit, got {units}")
+        check_segment_bytes(segment_bytes)
         if key is not None and 2 * len(key) < MIN_KEY:
             raise Invalid(f"a key of {len(key)} bytes; give at least {MIN_KEY // 2}, or none to have one made")
         self.directory = Path(directory).absolute()
@@ -183,7 +187,24 @@ def read_address(directory: str | Path) -> dict[str, str]:
 
 def _read_run(directory: Path) -> dict[str, str]:
     path = directory / "run.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        known = json.loads(path.read_text())
+    except (ValueError, RecursionError):  # not JSON, or not even text
+        known = None
+    if not isinstance(known, dict) or not all(isinstance(known.get(name), str) for name in _RUN_FIELDS):
+        raise _damaged(path)
+    if not (known["run"] and known["budget"].isdecimal() and os.path.isabs(known["storage"])):
+        raise _damaged(path)
+    return known
+
+
+def _damaged(path: Path) -> Invalid:
+    return Invalid(
+        f"{path} is damaged: expected a JSON object with {', '.join(_RUN_FIELDS)}; put back a copy, or remove the "
+        f"directory {path.parent} to start an empty queue"
+    )
 
 
 def _sockets_directory(directory: Path, known: str | None) -> Path:

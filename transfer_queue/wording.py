@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.checks import some
 from transfer_queue.net.messages import Admit, Lease, Lookup, SegmentRequest, UnitStats
@@ -33,9 +34,16 @@ def admit(ledger: Ledger, m: Admit, who: str, waited: float, now: float) -> str:
     )
 
 
-def segment(units: list[UnitStats], m: SegmentRequest, who: str, waited: float) -> str:
+def segment(grants: SegmentGrants, m: SegmentRequest, who: str, waited: float) -> str:
+    units, errors = grants.stats(), grants.errors()
     if not units:
         return f"{who!r} waited {waited:.1f} s for a segment: no storage unit has registered. Look at the units' logs"
+    if errors:
+        why = "; ".join(f"unit {number} cannot make segments: {error}" for number, error in errors.items())
+        return (
+            f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {why} ({_units(units)}). Make room "
+            "there, or lower unit_budget_bytes or set another storage_dir and start the queue again"
+        )
     return (
         f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {_units(units)}. Rows are freed by "
         "CommitStep, Drop and Clear; wait longer, or raise the units' budget"

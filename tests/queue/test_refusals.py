@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 
 from transfer_queue.controller import serve_controller
+from transfer_queue.controller_core import ControllerCore
 from transfer_queue.errors import Invalid
+from transfer_queue.ledger import Ledger
+from transfer_queue.local import LocalQueue
+from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response, encode
 from transfer_queue.net.messages import VERSION, Hello, Request, Welcome
 from transfer_queue.net.transport import ZmqTransport, host_id, read_key
-from transfer_queue.service import QueueService
+from transfer_queue.service import QueueService, read_address
+from transfer_queue.storage.journal import MemoryJournal
+from transfer_queue.storage.unit_files import UnitFiles
 
 
 async def run_controller(directory: Path, stop: asyncio.Event, ready: asyncio.Event) -> None:
@@ -60,3 +69,128 @@ async def test_a_key_file_without_a_key_is_refused_by_everybody(tmp_path, conten
 def test_a_key_that_is_too_short_is_not_taken(tmp_path):
     with pytest.raises(Invalid, match="give at least 16"):
         QueueService(tmp_path, storage_dir=tmp_path, key=b"")
+
+
+class Core:
+    """A controller core and what it has answered."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, m.Response]] = []
+        self.core = ControllerCore(Ledger(), send=lambda *sent: self.sent.append(sent), journal=MemoryJournal())
+        self.requests = 0
+
+    def ask(self, client: str, body: m.Mutation | m.Query) -> m.Reply | m.Push | None:
+        """The answer, or None if the request waits."""
+        self.requests += 1
+        before = len(self.sent)
+        self.core.handle(client, Request(self.requests, body), 0.0)
+        return next((r.body for _, r in self.sent[before:] if r.id == self.requests), None)
+
+    def hello(self, *clients: str) -> None:
+        for client in clients:
+            assert isinstance(self.ask(client, Hello(VERSION, "", "", client)), Welcome)
+
+
+def registration(
+    *, unit: int = 0, directory: str = "/u0", size: int = 1 << 20, budget: int = 1 << 26
+) -> m.RegisterUnit:
+    return m.RegisterUnit(m.UnitInfo(unit, directory, "", "n"), size, budget, [])
+
+
+def assert_invalid(answer: object, words: str) -> None:
+    assert isinstance(answer, m.Failed)
+    assert answer.code == Invalid.code
+    assert words in answer.message
+
+
+def test_a_living_unit_cannot_be_taken_over_and_a_dead_one_can():
+    core = Core()
+    core.hello("unit", "thief")
+    assert isinstance(core.ask("unit", registration()), m.Keep)
+    assert_invalid(core.ask("thief", registration(directory="/etc")), "served by another process")
+    assert isinstance(core.ask("unit", registration()), m.Keep)
+    core.core.client_gone("unit", 0.0)
+    assert isinstance(core.ask("thief", registration()), m.Keep)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (registration(size=1), "segment_bytes=1"),
+        (registration(size=-1), "segment_bytes=-1"),
+        (registration(budget=-1), "budget of -1"),
+        (registration(unit=-1), "unit -1"),
+        (registration(unit=1 << 40), "units are numbered"),
+    ],
+)
+def test_a_unit_that_cannot_work_is_not_registered(body, words):
+    core = Core()
+    core.hello("unit")
+    assert_invalid(core.ask("unit", body), words)
+    assert isinstance(stats := core.ask("unit", m.Stats()), m.QueueStats)
+    assert stats.units == []
+
+
+@pytest.mark.parametrize(("n", "order"), [(0, 0), (65537, 0), (1, -1), (1, 2**62 + 1)])
+def test_a_group_out_of_bounds_is_not_admitted(n, order):
+    core = Core()
+    core.hello("trainer")
+    core.ask("trainer", m.OpenPartition("p", [m.TaskSpec("generate", "prompt")]))
+    assert_invalid(core.ask("trainer", m.Admit("p", [m.GroupSpec("g", n, order)], [], 0.0)), "1 <= n <= 65536")
+
+
+def test_a_full_disk_is_named_to_who_waits_for_a_segment():
+    core = Core()
+    core.hello("unit", "writer")
+    core.ask("unit", registration())
+    core.ask("unit", m.SegmentsMade(0, [], "/u0: No space left on device for 2 x 1048576 bytes"))
+    assert core.ask("writer", m.SegmentRequest(100, wait=5.0)) is None
+    core.core.tick(6.0)
+    answers = [r.body for client, r in core.sent if client == "writer" and isinstance(r.body, m.Failed)]
+    assert "unit 0 cannot make segments: /u0: No space left on device" in answers[-1].message
+
+
+@pytest.mark.parametrize("content", ["", "x", "-1", "1.5"])
+def test_a_damaged_incarnation_says_which_file_and_what_to_do(tmp_path, content):
+    (tmp_path / "incarnation").write_text(content)
+    with pytest.raises(Invalid, match=r"incarnation holds .* remove the directory"):
+        UnitFiles(tmp_path, 0, budget=1 << 20)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"run": "r"}', '{"run": 1, "storage": 2}'])
+def test_a_damaged_description_says_which_file_and_what_to_do(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(Invalid, match=r"run\.json is damaged: .* remove the directory"):
+        QueueService(tmp_path, storage_dir=tmp_path)
+    with pytest.raises(Invalid, match=r"run\.json is damaged"):
+        read_address(tmp_path)
+
+
+async def test_a_local_queue_keeps_its_segments_in_the_storage_directory_and_finds_them_again(tmp_path):
+    storage, directory = tmp_path / "storage", tmp_path / "queue"
+    storage.mkdir()
+    async with LocalQueue(directory=directory, storage_dir=storage) as queue:
+        await queue.client("trainer").put("p", ["a"], {"x": np.arange(3)[None]})
+    (home,) = storage.iterdir()
+    assert list(home.glob("*.seg"))
+    assert not list(directory.rglob("*.seg"))
+    for again in (storage, None):
+        async with LocalQueue(directory=directory, storage_dir=again) as queue:
+            assert (await queue.client("trainer").get("p", ["a"]))["x"].values.tolist() == [[0, 1, 2]]
+    assert list(storage.iterdir()) == [home]
+
+
+def test_the_processes_of_a_queue_do_not_inherit_niceness_where_that_is_permitted():
+    code = """
+import os
+from transfer_queue.processes import be_served_first
+os.nice(5)
+be_served_first()
+try:
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
+    expected = 0
+except PermissionError:
+    expected = os.getpriority(os.PRIO_PROCESS, 0)
+assert os.getpriority(os.PRIO_PROCESS, 0) == expected
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

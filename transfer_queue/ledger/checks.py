@@ -14,6 +14,11 @@ from transfer_queue.net.messages import Block, GroupSpec, Tag, TaskSpec
 MAX_NAME = 512
 """Bytes of a key, field, partition or task name: they are dictionary keys, not data."""
 
+MAX_SESSIONS = 65536
+"""Sessions of a group at most: each costs the ledger memory from its admission on."""
+
+MAX_ORDER = 1 << 62
+
 
 def check_name(what: str, name: str) -> None:
     if not name or len(name) > MAX_NAME:
@@ -87,10 +92,10 @@ def _itemsize(block: Block) -> int:
 
 def check_spec(spec: GroupSpec) -> None:
     check_name("uid", spec.uid)
-    if spec.n < 1 or not 0 <= spec.min_sessions <= spec.n or spec.order < 0:
+    if not (1 <= spec.n <= MAX_SESSIONS and 0 <= spec.min_sessions <= spec.n and 0 <= spec.order <= MAX_ORDER):
         raise Invalid(
             f"group {spec.uid!r}: n={spec.n}, min_sessions={spec.min_sessions}, order={spec.order}; "
-            "expected n >= 1, 0 <= min_sessions <= n, order >= 0"
+            f"expected 1 <= n <= {MAX_SESSIONS}, 0 <= min_sessions <= n, 0 <= order <= 2^62"
         )
     if try_split_row_key(spec.uid) is not None:
         raise Invalid(f"uid {spec.uid!r} looks like a trajectory key '<uid>_<session>_<index>'; choose another ending")

@@ -45,7 +45,7 @@ def _look_at(home: Path) -> None:
             return
         owner = home / "owner"
         directory = Path(owner.read_text()) if owner.exists() else None
-        if directory is not None and (directory / "run.json").exists():
+        if directory is not None and any((directory / name).exists() for name in ("run.json", "journal")):
             log.info("%s keeps the bytes of the stopped queue in %s; remove both if it is not wanted", home, directory)
             return
         if directory is None and not home.name.startswith(LOCAL_PREFIX):

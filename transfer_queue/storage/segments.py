@@ -26,6 +26,15 @@ MAX_UNITS = 1 << (63 - UNIT_SHIFT)
 
 _FILE = re.compile(r"[0-9a-f]{16}\.seg")
 
+MIN_SEGMENT, MAX_SEGMENT = 64 << 10, 1 << 40
+"""Bytes of a usual segment."""
+
+
+def check_segment_bytes(nbytes: int) -> None:
+    """Raises Invalid for a segment size with which a queue would hold files without number, or none."""
+    if not MIN_SEGMENT <= nbytes <= MAX_SEGMENT:
+        raise Invalid(f"segment_bytes={nbytes}; expected {MIN_SEGMENT} (64 KiB) to {MAX_SEGMENT}")
+
 
 def segment_id(unit: int, incarnation: int, counter: int) -> int:
     """The id of the `counter`-th segment that `unit` made in its `incarnation`."""

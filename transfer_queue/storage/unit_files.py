@@ -179,7 +179,7 @@ class UnitFiles:
 
     def _next_incarnation(self) -> int:
         path = self.directory / "incarnation"
-        number = int(path.read_text()) + 1 if path.exists() else 0
+        number = _read_number(path) + 1 if path.exists() else 0
         replace_file(path, str(number))
         return number
 
@@ -188,6 +188,16 @@ class UnitFiles:
         if not path.exists():
             replace_file(path, secrets.token_hex(16))
         return path.read_text()
+
+
+def _read_number(path: Path) -> int:
+    text = path.read_text(errors="replace").strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise Invalid(
+            f"{path} holds {text[:40]!r}, not a number; without it segment ids could come twice: remove the directory "
+            f"{path.parent} (the rows in it are lost and are generated again)"
+        )
+    return int(text)
 
 
 def replace_file(path: Path, text: str) -> None:
