@@ -29,7 +29,8 @@ SILENT_SECONDS = 60.0
 
 
 class TerminalView:
-    """Shows a run from a thread of its own, until closed. `live` None: whether the console is a terminal."""
+    """Shows a run from a thread of its own, until closed. `live` None: whether the console is a terminal.
+    `from_now`: without what the log already holds (a resumed run's earlier lives)."""
 
     def __init__(
         self,
@@ -37,12 +38,15 @@ class TerminalView:
         console: Console | None = None,
         *,
         live: bool | None = None,
+        from_now: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.view = RunView()
         self._console = console or Console()
         self._live = self._console.is_terminal if live is None else live
         self._tail = EventTail(run_dir)
+        if from_now:
+            self._tail.poll()
         self._wall = wall
         self._screen: Live | None = None
         self._stop = threading.Event()

@@ -34,7 +34,7 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
     console = console or Console()
     console.print(f"{'resuming' if run.resumed else 'run directory:'} {run.path}", soft_wrap=True)
     try:
-        with TerminalView(run.path, console, live=config.monitor.terminal):
+        with TerminalView(run.path, console, live=config.monitor.terminal, from_now=run.resumed):
             summary = _run_local(config, run) if config.runtime == "local" else _run_ray(config, run)
     except UserError:
         raise

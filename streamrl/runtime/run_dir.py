@@ -9,12 +9,15 @@ lock             held by the live run
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -68,7 +71,7 @@ def status_of(path: Path) -> str:
     """`status` of the summary: "finished", "interrupted", "failed"; "killed" if the run never wrote one."""
     try:
         return str(json.loads((path / "summary.json").read_text())["status"])
-    except (OSError, json.JSONDecodeError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "killed"
 
 
@@ -96,22 +99,35 @@ def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resu
 
 def _create(runs_dir: Path, name: str, resolved: str) -> RunDirectory:
     stem = time.strftime("%Y%m%d-%H%M%S")
+    draft = runs_dir / f".{stem}-{name}.{os.getpid()}"
+    try:
+        draft.mkdir(parents=True, mode=0o700)
+        (draft / "config.yaml").write_text(resolved)
+        for folder in ("checkpoints", "events", "queue"):
+            (draft / folder).mkdir(mode=0o700)
+        path = _settle(draft, runs_dir, stem, name)
+        link = runs_dir / f".latest.{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name)
+        link.replace(runs_dir / "latest")
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise RunDirectoryError(f"no run directory can be made in {runs_dir}: {error}; see trainer.runs_dir") from error
+    return _lock(path, resumed=False)
+
+
+def _settle(draft: Path, runs_dir: Path, stem: str, name: str) -> Path:
+    """Give a complete directory its name; a run of the same second gets the next one."""
     for attempt in range(100):
         path = runs_dir / (f"{stem}-{name}" if attempt == 0 else f"{stem}.{attempt}-{name}")
         try:
-            path.mkdir(parents=True, mode=0o700)
-            break
-        except FileExistsError:
-            continue
-    else:
-        raise RunDirectoryError(f"{runs_dir} holds 100 runs named {stem}*-{name}; try again in a second")
-    (path / "config.yaml").write_text(resolved)
-    for folder in ("checkpoints", "events", "queue"):
-        (path / folder).mkdir(mode=0o700)
-    link = runs_dir / f".latest.{os.getpid()}"
-    link.symlink_to(path.name)
-    link.replace(runs_dir / "latest")
-    return _lock(path, resumed=False)
+            draft.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return path
+    raise FileExistsError(f"there are 100 runs named {stem}*-{name}; try again in a second")
 
 
 def _lock(path: Path, *, resumed: bool) -> RunDirectory:
@@ -133,18 +149,28 @@ def _resumable(path: Path) -> bool:
     """Whether it has not finished and kept what a resume needs: a checkpoint, or the queue's rows until the first."""
     if status_of(path) == FINISHED:
         return False
-    config = yaml.safe_load((path / "config.yaml").read_text())
-    return any(path.glob("checkpoints/*/manifest.json")) or config["trainer"]["save_freq"] > 0
+    config = _read(path)
+    trainer = config.get("trainer") if config else None
+    if not isinstance(trainer, dict):
+        return False
+    return any(path.glob("checkpoints/*/manifest.json")) or int(trainer.get("save_freq") or 0) > 0
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The configuration of a run; None if it is damaged."""
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def _same(path: Path, resolved: str) -> bool:
-    return _comparable((path / "config.yaml").read_text()) == _comparable(resolved)
+    config = _read(path)
+    return config is not None and _comparable(config) == _comparable(yaml.safe_load(resolved))
 
 
-def _comparable(text: str) -> object:
-    config = yaml.safe_load(text)
-    if isinstance(config, dict):
-        config.pop("monitor", None)
-        for key in ("resume_mode", "resume_from_path"):
-            config.get("trainer", {}).pop(key, None)
-    return config
+def _comparable(config: dict[str, Any]) -> dict[str, Any]:
+    """Without what may differ between a run and its resume."""
+    trainer = {k: v for k, v in config["trainer"].items() if k not in ("resume_mode", "resume_from_path")}
+    return {**config, "monitor": None, "trainer": trainer}

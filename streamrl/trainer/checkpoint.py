@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
@@ -50,8 +51,8 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, ascending."""
-        found = self.directory.glob(f"global_step_*/{MANIFEST}")
-        return sorted(int(path.parent.name.rsplit("_", 1)[1]) for path in found)
+        names = [path.parent.name for path in self.directory.glob(f"global_step_*/{MANIFEST}")]
+        return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"global_step_(\d+)", name)))
 
     def path(self, step: int) -> Path:
         return self.directory / f"global_step_{step}"
@@ -86,20 +87,22 @@ class CheckpointStore:
         try:
             manifest = json.loads((path / MANIFEST).read_text())
             state = json.loads((path / "trainer.json").read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise CheckpointError(f"checkpoint {path} cannot be read: {error}. {_REMEDY}") from error
+            files = dict(manifest["files"])
+            restored = TrainerState(**state)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error!r}. {_REMEDY}") from error
         if manifest.get("format") != FORMAT or manifest.get("step") != step:
             raise CheckpointError(
                 f"checkpoint {path} has format {manifest.get('format')}, step {manifest.get('step')}. {_REMEDY}"
             )
-        for name, expected in manifest["files"].items():
+        for name, expected in files.items():
             file = path / name
             if not file.is_file() or _digest(file) != expected:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or has changed. {_REMEDY}")
-        return TrainerState(**state)
+        return restored
 
 
-_REMEDY = "Remove the directory to fall back to an older one, or start anew with trainer.resume_mode=disable"
+_REMEDY = "Bring it back from a copy, or start anew with trainer.resume_mode=disable"
 
 
 def _seal(draft: Path, step: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from transfer_queue.client import QueueClient
-from transfer_queue.errors import QueueFull
+from transfer_queue.errors import DeadlineExceeded, QueueFull
 from transfer_queue.keys import prompt_uid
 from transfer_queue.net.messages import Group, GroupSpec
 
@@ -95,8 +95,12 @@ class Feeder:
     async def admit_orders(self, orders: list[int]) -> None:
         """Issue exactly these dispatch orders, whatever the cursor says."""
         for start in range(0, len(orders), self._chunk):
-            while not await self._admit(orders[start : start + self._chunk]):
-                pass
+            chunk = orders[start : start + self._chunk]
+            if not await self._admit(chunk):
+                raise DeadlineExceeded(
+                    f"prompts {chunk} could not be issued again: the queue gave no credit for {ADMIT_WAIT:g} s. Its "
+                    "journal does not fit the checkpoint; start anew with trainer.resume_mode=disable"
+                )
 
     async def _admit(self, orders: list[int]) -> bool:
         prompts = prompts_at(self._source, orders, self._n)

@@ -22,8 +22,8 @@ from streamrl.data import training_steps
 from streamrl.monitor.summary import Status
 from streamrl.trainer import validation
 from streamrl.trainer.batch import batch_meta, group_advantages, score_metrics
-from streamrl.trainer.batch_log import BatchLog
-from streamrl.trainer.checkpoint import CheckpointStore, TrainerState
+from streamrl.trainer.batch_log import BatchLog, last_committed
+from streamrl.trainer.checkpoint import CheckpointError, CheckpointStore, TrainerState
 from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
@@ -110,7 +110,11 @@ class Trainer:
         """Run to the end; the status: "finished" or "interrupted" (after `stop` was set)."""
         status: Status = "failed"
         try:
-            await self._open()
+            try:
+                await self._or_stopped(self._open())
+            except Stopped:
+                status = "interrupted"
+                return status
             async with asyncio.TaskGroup() as background:
                 tasks = [
                     background.create_task(self.parts.agents.run(), name="agents"),
@@ -169,6 +173,7 @@ class Trainer:
             for batch in batches:
                 await self.parts.queue.ack(PARTITION, batch.token, batch.uids, step=step)
             if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
+                self._batch_log.committed(step)
                 await self.parts.queue.commit_step(PARTITION, step)
             rows = score_metrics(groups, self.step)
             self.step = step
@@ -227,16 +232,32 @@ class Trainer:
         if self.in_order:
             self.feeder.allow(0)
         await self._publish(self.step)
-        if restored.next_order < state.next_order:  # the queue's journal is gone: issue its unfinished prompts again
-            await self.feeder.admit_orders(state.outstanding)
+        if self.parts.run.resumed:
+            await self._reconcile(state, restored.next_order)
         await self.buffer.start()
         if self._validator is not None:
             await self._validator.open()
         self.report.opened(self.step)
 
+    async def _reconcile(self, state: TrainerState, known: int) -> None:
+        """Bring the queue in line with the checkpoint, where its journal lost its end or is gone: what was trained
+        before the checkpoint leaves, what was unfinished and is not `known` (orders below it are) is issued again."""
+        unfinished = set(state.outstanding)
+        live = (await self.parts.queue.watch(PARTITION, -1)).groups
+        done = [group.uid for group in live if group.order < state.next_order and group.order not in unfinished]
+        if done:
+            await self.parts.queue.drop(PARTITION, done, "trained before the checkpoint")
+        await self.feeder.admit_orders([order for order in state.outstanding if order >= known])
+
     async def _restore(self) -> TrainerState:
         steps = self.checkpoints.steps()
         state = TrainerState(0, 0)
+        committed = last_committed(self.parts.run.batches)
+        if committed > (steps[-1] if steps else 0):
+            raise CheckpointError(
+                f"{self.checkpoints.directory} holds no checkpoint of step {committed} or later, and the rows trained "
+                "up to that step were given up; bring it back from a copy, or start anew with trainer.resume_mode=disable"
+            )
         if steps:
             state = self.checkpoints.load(steps[-1])
             await self.parts.actor.load_checkpoint(str(self.checkpoints.path(state.step) / "actor"))
@@ -253,6 +274,7 @@ class Trainer:
                 return await self.parts.actor.save_checkpoint(str(directory))
 
             final = await self.checkpoints.save(state, save)
+            self._batch_log.committed(final)
             await self.parts.queue.commit_step(PARTITION, final)
             self._saved_step = self.step
 

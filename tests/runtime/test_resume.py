@@ -74,3 +74,35 @@ def test_a_run_whose_queue_directory_is_gone_goes_on_from_the_checkpoint(job: Jo
     job.start()
     job.finish()
     job.check_accounts()
+
+
+def test_a_run_whose_checkpoint_was_removed_is_refused_since_its_rows_are_gone(job: Job) -> None:
+    job.start()
+    job.wait_for_step(5)
+    job.kill()
+    shutil.rmtree(next(job.path.glob("checkpoints/global_step_*")))
+    assert job.start().wait(60) == 2
+    assert "start anew with trainer.resume_mode=disable" in job.text
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.8])
+def test_a_journal_that_lost_its_end_does_not_make_prompts_train_twice(job: Job, kept: float) -> None:
+    job.start()
+    job.wait_for_step(14)
+    job.kill()
+    journal = job.path / "queue" / "journal"
+    with journal.open("r+b") as file:
+        file.truncate(int(journal.stat().st_size * kept))
+    job.start()
+    job.finish()
+    job.check_accounts()
+
+
+def test_a_damaged_run_directory_does_not_keep_new_runs_from_starting(tmp_path: Path) -> None:
+    job = Job(tmp_path, *VIRTUAL, steps=2)
+    broken = job.runs / "20200101-000000-calculator"
+    broken.mkdir(parents=True)
+    (broken / "config.yaml").write_text("trainer: [")
+    job.start()
+    job.finish()
+    job.check_accounts()

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from streamrl.config.sections.types import (
+    GroupSize,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
@@ -71,7 +72,7 @@ class RolloutConfig:
     name: Literal["torch", "sim"] = "torch"
     num_replicas: PositiveInt = 1
     """LLM servers."""
-    n: PositiveInt = 8
+    n: GroupSize = 8
     """Samples per prompt."""
     temperature: PositiveFloat = 1.0
     top_p: OpenFraction = 1.0

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamrl.config.sections.types import (
+    Batches,
     EveryOrNever,
     Name,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -17,7 +17,7 @@ from streamrl.config.sections.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparateAsyncConfig:
-    num_warmup_batches: NonNegativeFloat = 1.0
+    num_warmup_batches: Batches = 1.0
     """Batches of prompts that are out beside the one being trained; may be a fraction."""
     parameter_sync_step: PositiveInt = 4
     """Mini-batches trained per published weight version; times ppo_mini_batch_size it is the train_batch_size."""

@@ -10,6 +10,10 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
+GroupSize = Annotated[int, Meta(ge=1, le=4096)]
+"""Samples of one prompt; each is a task in an agent worker."""
+Batches = Annotated[float, Meta(ge=0, le=1000)]
+"""Of prompts, issued ahead."""
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 OpenFraction = Annotated[float, Meta(gt=0, le=1)]
 EveryOrNever = Annotated[int, Meta(ge=-1)]
@@ -18,6 +22,6 @@ SampleLimit = Annotated[int, Meta(ge=-1)]
 """A number of rows; -1 means all."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 """0 means any free one."""
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 """Becomes part of a directory name."""
 Scalar = str | int | float | bool | None
