@@ -79,6 +79,9 @@ class GroupRun:
         if self._unfinished:
             await self.give_back(self._unfinished)
             return "returned"
+        if self._open:
+            await self.give_back(f"{self._open} of {self.group.n} sessions ended without being closed")
+            return "returned"
         return "closed"
 
     async def give_back(self, reason: str, *, poison: bool = False) -> None:
@@ -103,10 +106,15 @@ class GroupRun:
         uid = self.group.uid
         columns = await self.queue.get(self.partition, [uid], list(PROMPT_FIELDS))
         prompt = {name: columns[name][0] for name in PROMPT_FIELDS}
+        running: dict[int, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             for session in range(self.group.n):
                 if session not in self.group.sessions:
-                    tasks.create_task(self._session(prompt, session), name=f"{self.partition}/{uid}_{session}")
+                    name = f"{self.partition}/{uid}_{session}"
+                    running[session] = tasks.create_task(self._session(prompt, session), name=name)
+        for session, task in running.items():
+            if task.cancelled():  # not by us: that would have ended this task too
+                await self._close_failed(session, "CancelledError: the agent's code cancelled its own session")
 
     async def _session(self, prompt: dict[str, Any], session: int) -> None:
         async with self.slots:

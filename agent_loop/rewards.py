@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,10 @@ from agent_loop.trajectory import Trajectory
 
 REWARDS: Registry[Callable[..., Any]] = Registry("reward")
 register_reward = REWARDS.register
+
+
+MAX_SCORE = 3e38
+"""Scores are stored as float32, which is infinite above 3.4e38."""
 
 
 class RewardError(RuntimeError):
@@ -73,7 +77,16 @@ class RewardFunction:
             return await self._compute(**arguments, **self._kwargs)
         if self._in_place:
             return self._compute(**arguments, **self._kwargs)
-        return await asyncio.to_thread(self._compute, **arguments, **self._kwargs)
+        return await asyncio.to_thread(self._contained, arguments)
+
+    def _contained(self, arguments: dict[str, Any]) -> Any:
+        """In a thread: a future cannot carry every exception (StopIteration, SystemExit) to the event loop."""
+        try:
+            return self._compute(**arguments, **self._kwargs)
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            raise RewardError(f"reward {self.spec!r} raised {type(error).__name__}: {error}") from error
 
 
 def _as_score(spec: str, result: Any) -> Score:
@@ -81,13 +94,18 @@ def _as_score(spec: str, result: Any) -> Score:
     if isinstance(result, Mapping):
         details = {key: value for key, value in result.items() if key != "score"}
         result = result.get("score")
+    return Score(finite_score(result, f"reward {spec!r} returned"), details)
+
+
+def finite_score(value: Any, source: str) -> float:
+    """`value` as a float that stays finite in float32. Raises RewardError; `source` begins its message."""
     try:
-        value = float(result)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise RewardError(f"reward {spec!r} returned {result!r}; expected a number or a dict with 'score'") from None
-    if not math.isfinite(value):
-        raise RewardError(f"reward {spec!r} returned {value}; a score must be finite")
-    return Score(value, details)
+        score = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise RewardError(f"{source} {reprlib.repr(value)}; expected a number or a dict with 'score'") from None
+    if not abs(score) <= MAX_SCORE:
+        raise RewardError(f"{source} {score}; a score must be finite and at most {MAX_SCORE:g} in size")
+    return score
 
 
 def last_turn(trajectory: Trajectory, chat: ChatTokenizer) -> str:

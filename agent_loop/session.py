@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -19,13 +19,14 @@ from agent_loop.llm.metered import MeteredClient
 from agent_loop.llm.protocol import LLMClient, SamplingParams, ServerDied
 from agent_loop.loop import AgentContext, AgentLoop, Budgets, SpanSink, no_spans
 from agent_loop.rendering.chat import ChatTokenizer
-from agent_loop.rewards import RewardError, RewardFunction
+from agent_loop.rewards import RewardError, RewardFunction, finite_score
 from agent_loop.rows import SessionRows, session_rows
 from agent_loop.seeds import derive_seed
 from agent_loop.tools.base import Tool
 from agent_loop.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_REASON = 500
 """Characters of a failure's reason that the queue keeps."""
@@ -97,20 +98,24 @@ class SessionRunner:
     ) -> SessionRows | Failed | Interrupted:
         row = {**copy.deepcopy(dict(prompt)), "uid": uid, "session": session}
         deadline = asyncio.timeout(self.timeout)
-        try:
+
+        async def agent() -> SessionRows:
             async with deadline:
                 trajectories = await loop.run(row, ctx)
                 _check(trajectories, loop)
                 scores, details = await self._scores(prompt, trajectories, ctx)
             return session_rows(prompt, uid, session, trajectories, scores, ctx.metrics, details)
-        except Exception as error:  # the failure channel of whatever an agent does: the session's close
-            cause = first_cause(error)
-            if isinstance(cause, ServerDied):
-                return Interrupted(str(cause))
-            if isinstance(cause, TimeoutError) and deadline.expired():
-                return Failed(f"session did not end within {self.timeout:g} s")
-            logger.warning("session %s failed: %r", ctx.session, cause, exc_info=error)
-            return Failed(f"{type(cause).__name__}: {cause}"[:MAX_REASON])
+
+        result = await contained(agent())
+        if isinstance(result, SessionRows):
+            return result
+        cause = first_cause(result)
+        if isinstance(cause, ServerDied):
+            return Interrupted(str(cause))
+        if isinstance(cause, TimeoutError | asyncio.CancelledError) and deadline.expired():
+            return Failed(f"session did not end within {self.timeout:g} s")
+        logger.warning("session %s failed: %r", ctx.session, cause, exc_info=result)
+        return Failed(_reason(cause))
 
     async def _scores(
         self, prompt: Mapping[str, Any], trajectories: list[Trajectory], ctx: AgentContext
@@ -125,7 +130,8 @@ class SessionRunner:
             score = await self.reward(prompt, last, self.chat)
             ctx.count("compute_score", ctx.clock() - begun)
             outcome, details = score.value, score.details
-        return [outcome if trajectory.score is None else trajectory.score for trajectory in trajectories], details
+        scores = [outcome if trajectory.score is None else trajectory.score for trajectory in trajectories]
+        return [finite_score(score, "the agent loop set") for score in scores], details
 
     def _report(
         self, outcome: SessionRows | Failed | Interrupted, ctx: AgentContext, begun: float, **labels: Any
@@ -165,6 +171,35 @@ def first_cause(error: BaseException) -> BaseException:
     if not isinstance(error, BaseExceptionGroup):
         return error
     return first_cause((error.subgroup(ServerDied) or error).exceptions[0])
+
+
+async def contained(code: Coroutine[Any, Any, T]) -> T | BaseException:
+    """The result of the agent's code, or whatever it raised: also what is no Exception. Raises CancelledError only
+    when the caller is cancelled, after the code has ended.
+
+    The code has a task of its own, since it may cancel its own task, and since in Python 3.11 a TaskGroup that fails
+    leaves its task marked as cancelled: in the caller's task neither could be told from the worker's stop.
+    """
+
+    async def catch() -> T | BaseException:
+        try:
+            return await code
+        except BaseException as error:  # noqa: BLE001  (SystemExit in a task would end the event loop)
+            return error
+
+    task = asyncio.create_task(catch())
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    return asyncio.CancelledError("the agent's task was cancelled") if task.cancelled() else task.result()
+
+
+def _reason(cause: BaseException) -> str:
+    own = "" if isinstance(cause, Exception) else " (raised by the agent's code, nothing outside asked for it)"
+    return f"{type(cause).__name__}{own}: {cause}"[:MAX_REASON]
 
 
 def _check(trajectories: Any, loop: AgentLoop) -> None:

@@ -88,6 +88,8 @@ async def _call(tool: Tool, call: ToolCall, tool_ctx: ToolContext, ctx: AgentCon
         return _failed(ctx, str(error))
     except TimeoutError:
         return _failed(ctx, f"{call.name} gave no answer within {ctx.budgets.tool_timeout:g} s")
+    except (KeyboardInterrupt, SystemExit) as error:  # in a child task they would end the event loop
+        raise RuntimeError(f"tool {call.name!r} raised {type(error).__name__}: {error}") from error
     finally:
         ctx.on_span("tool", begun, ctx.clock(), tool=call.name)
 

@@ -134,11 +134,14 @@ def test_a_failing_session_fails_its_group_with_the_reason_and_the_run_goes_on()
         ({"nothing": True}, "ValueError: Custom.run returned no trajectory"),
         ({"extra_fields": {"prompts": 1}}, "ValueError: extra_fields may not be called prompts"),
         ({"extra_fields": {"open_file": object()}}, "open_file"),
+        ({"score": float("nan")}, "RewardError: the agent loop set nan; a score must be finite"),
+        ({"score": 3.4e38}, "RewardError: the agent loop set 3.4e+38"),
+        ({"score": "good"}, "RewardError: the agent loop set 'good'; expected a number"),
         ({"sleep": 1e6}, "session did not end within 100 s"),
     ],
 )
 def test_what_an_agent_does_wrong_is_the_reason(info: dict[str, Any], reason: str) -> None:
-    @AGENT_LOOPS.register(f"test_wrong_{sorted(info)[0]}_{reason[:9]}")
+    @AGENT_LOOPS.register(f"test_wrong_{info}")
     class Wrong(Custom):
         async def run(self, row: dict[str, Any], ctx: AgentContext) -> list[Trajectory]:
             return await super().run({**row, "extra_info": info}, ctx)
@@ -147,11 +150,103 @@ def test_what_an_agent_does_wrong_is_the_reason(info: dict[str, Any], reason: st
 
     async def main() -> None:
         async with farm("= 391") as f:
-            await f.admit(["u"], n=1, agent_name=f"test_wrong_{sorted(info)[0]}_{reason[:9]}")
+            await f.admit(["u"], n=1, agent_name=f"test_wrong_{info}")
             f.start(session_timeout=100.0)
             group = (await f.settled(1))["u"]
             assert group.state == "dropped"
             assert reason in group.reason
+
+    run_virtual(main())
+
+
+@AGENT_LOOPS.register("test_escape")
+class Escape(Custom):
+    """Raises, in its first session, what is not an Exception."""
+
+    async def run(self, row: dict[str, Any], ctx: AgentContext) -> list[Trajectory]:
+        match row["extra_info"]["how"] if row["session"] == 0 else "":
+            case "cancelled":
+                raise asyncio.CancelledError("mine")
+            case "interrupt":
+                raise KeyboardInterrupt("mine")
+            case "exit":
+                raise SystemExit("mine")
+            case "generator":
+                raise GeneratorExit("mine")
+            case "group":
+                raise BaseExceptionGroup("mine", [SystemExit("mine")])
+            case "cancels itself":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(1)
+        return await super().run(row, ctx)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("cancelled", "CancelledError (raised by the agent's code"),
+        ("interrupt", "KeyboardInterrupt (raised by the agent's code"),
+        ("exit", "SystemExit (raised by the agent's code"),
+        ("generator", "GeneratorExit (raised by the agent's code"),
+        ("group", "SystemExit (raised by the agent's code"),
+        ("cancels itself", "CancelledError (raised by the agent's code"),
+    ],
+)
+def test_what_is_no_exception_fails_the_session_and_not_the_worker(how: str, reason: str) -> None:
+    async def main() -> None:
+        async with farm("= 391") as f:
+            await f.admit(["bad"], extra_info={"how": how}, agent_name="test_escape")
+            await f.admit(["good"], extra_info={}, agent_name="test_custom")
+            worker = f.start()
+            groups = await f.settled(2)
+            assert (groups["bad"].state, groups["good"].state) == ("dropped", "ready")
+            assert reason in groups["bad"].reason
+            assert groups["bad"].attempt == 0
+            await asyncio.sleep(1)
+            assert (worker.counts["sessions_failed"], worker.counts["groups_closed"]) == (1, 2)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+def test_a_tool_that_raises_what_is_no_exception_fails_the_session(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def call(self: Any, arguments: Any, ctx: Any) -> str:
+        raise error("mine")
+
+    monkeypatch.setattr("agent_loop.tools.calculator.Calculator.call", call)
+
+    async def main() -> None:
+        async with farm() as f:
+            await f.admit(["u"])
+            f.start()
+            group = (await f.settled(1))["u"]
+            assert (group.state, group.attempt) == ("dropped", 0)
+            assert error.__name__ in group.reason
+
+    run_virtual(main())
+
+
+def test_a_stopped_worker_gives_back_a_session_whose_clean_up_breaks() -> None:
+    @AGENT_LOOPS.register("test_breaks_when_stopped")
+    class Breaks(Custom):
+        async def run(self, row: dict[str, Any], ctx: AgentContext) -> list[Trajectory]:
+            try:
+                await ctx.sleep(1e6)
+            finally:
+                raise LookupError("in the clean-up")
+
+    async def main() -> None:
+        async with farm("= 391") as f:
+            await f.admit(["u"], agent_name="test_breaks_when_stopped")
+            worker = f.start()
+            await asyncio.sleep(5)
+            await worker.stop()
+            assert worker.counts["sessions_failed"] == 0
+            assert (await f.trainer.stats()).partitions["train"].depth.get("pending", 0) == 1
 
     run_virtual(main())
 
