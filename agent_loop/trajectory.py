@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
+
+MAX_LOG_PROB = 1e-3
+"""Engines round: the log-prob of a certain token may come out a little above 0."""
+MAX_LOG_PROB_SIZE = 3e38
+"""Log-probs are stored as float32, which is infinite above 3.4e38."""
 
 
 @dataclass(slots=True)
@@ -50,6 +57,20 @@ class Trajectory:
             raise ValueError("trajectory without prompt tokens")
         if not any(self.response_mask):
             raise ValueError(f"trajectory of {n} response tokens without a sampled one")
+        _check_ints("prompt token", self.prompt_ids, 0)
+        _check_ints("response token", self.response_ids, 0)
+        _check_ints("weight version of response token", self.weight_versions, -1)
         for i, (mask, version) in enumerate(zip(self.response_mask, self.weight_versions, strict=True)):
             if mask not in (0, 1) or (mask == 1) != (version >= 0):
                 raise ValueError(f"response token {i}: mask {mask} with weight version {version}")
+        for i, (mask, log_prob) in enumerate(zip(self.response_mask, self.rollout_log_probs, strict=True)):
+            if not -MAX_LOG_PROB_SIZE <= log_prob <= (MAX_LOG_PROB if mask else MAX_LOG_PROB_SIZE):
+                raise ValueError(f"response token {i}: log-prob {log_prob}; it must be finite and at most 0")
+
+
+def _check_ints(what: str, values: list[int], least: int) -> None:
+    for i, value in enumerate(values):
+        if not (type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))):
+            raise ValueError(f"{what} {i} is {reprlib.repr(value)}, a {type(value).__name__}; it must be an integer")
+        if not least <= value < 2**31:
+            raise ValueError(f"{what} {i} is {value}; it must be from {least} to 2**31 - 1")

@@ -8,6 +8,7 @@ only gives the ids that follow the assistant's own, up to and including the next
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -42,7 +43,11 @@ class ChatTokenizer:
         eos = tokenizer.token_to_id(special["eos_token"]) if special.get("eos_token") else None
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*stop_token_ids, *([] if eos is None else [eos])}))
         """Tokens that end an assistant turn."""
-        self._forged = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        forged = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        self._forged = re.compile(
+            "|".join(map(re.escape, sorted(filter(None, forged), key=len, reverse=True))) or "(?!)"
+        )
+        self._longest = max(map(len, forged), default=0)
         self._template = _environment().from_string(template)
 
     @classmethod
@@ -108,8 +113,11 @@ class ChatTokenizer:
             raise RenderingError(f"the chat template failed on {len(messages)} messages: {error}") from error
 
     def _disarm(self, text: str) -> str:
-        for token in self._forged:
-            text = text.replace(token, "")
+        """Without special tokens, also without those that arise when one is taken out of the middle of another."""
+        start = 0
+        while found := self._forged.search(text, start):
+            text = text[: found.start()] + text[found.end() :]
+            start = max(0, found.start() - self._longest)
         return text
 
 
