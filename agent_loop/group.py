@@ -34,6 +34,10 @@ from transfer_queue.net.messages import Group, SessionClose, Token
 
 logger = logging.getLogger(__name__)
 
+MAX_ATTEMPTS = 50
+"""Attempts after which a group is taken for what kills its workers: given back as poison, it ends. An outage of all
+LLM servers costs an attempt per patience of the client (120 s), and an hour of it should not cost groups."""
+
 Ending = Literal["closed", "lost", "returned"]
 
 
@@ -57,6 +61,12 @@ class GroupRun:
 
     async def run(self) -> Ending:
         """Raises only what is a bug."""
+        if self.group.attempt >= MAX_ATTEMPTS:
+            await self.give_back(
+                f"{self.group.attempt} attempts ended without all sessions closed (workers died, or leases ran out)",
+                poison=True,
+            )
+            return "returned"
         self._open = self.group.n - len(self.group.sessions)
         lost = broken = None
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_loop.group import MAX_ATTEMPTS
 from agent_loop.loop import AGENT_LOOPS, AgentContext
 from agent_loop.plugins import PluginError
 from agent_loop.trajectory import Trajectory
@@ -247,6 +248,22 @@ def test_a_stopped_worker_gives_back_a_session_whose_clean_up_breaks() -> None:
             await worker.stop()
             assert worker.counts["sessions_failed"] == 0
             assert (await f.trainer.stats()).partitions["train"].depth.get("pending", 0) == 1
+
+    run_virtual(main())
+
+
+def test_a_group_that_never_ends_is_poison_after_some_attempts() -> None:
+    async def main() -> None:
+        async with farm("= 391") as f:
+            await f.admit(["u"])
+            for _ in range(MAX_ATTEMPTS):
+                leased = await f.trainer.lease("train", "generate", groups=1, holder="dies")
+                await f.trainer.nack("train", leased.token, ["u"], reason="died")
+            f.start()
+            group = (await f.settled(1))["u"]
+            assert group.state == "dead"
+            assert "attempts ended without all sessions closed" in group.reason
+            assert not f.server.calls
 
     run_virtual(main())
 
