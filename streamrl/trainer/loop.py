@@ -255,8 +255,8 @@ class Trainer:
         committed = last_committed(self.parts.run.batches)
         if committed > (steps[-1] if steps else 0):
             raise CheckpointError(
-                f"{self.checkpoints.directory} has no checkpoint of step {committed} or later, and the rows of the "
-                "steps up to it were given up; bring it back from a copy, or start anew with trainer.resume_mode=disable"
+                f"{self.checkpoints.directory} has no checkpoint of step {committed} or later, and the rows of those "
+                "steps were given up; bring it back from a copy, or start anew with trainer.resume_mode=disable"
             )
         if steps:
             state = self.checkpoints.load(steps[-1])
