@@ -2,7 +2,7 @@
 
     with TerminalView(run_dir):            # beside a run
         ...
-    TerminalView(run_dir).follow()         # `streamrl top RUN_DIR`
+    TerminalView(run_dir).follow()         # a run of another process, live or finished
 
 On a terminal it draws a panel four times a second. Where stdout is no terminal it prints one line per step.
 `RunView` is the state behind it: it is fed events and can be rendered at any time.

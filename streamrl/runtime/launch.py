@@ -20,7 +20,7 @@ from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
 from streamrl.monitor.summary import Summary, print_summary
 from streamrl.monitor.terminal import TerminalView
-from streamrl.runtime.run_dir import RunDirectory
+from streamrl.runtime.run_dir import RunDirectory, resumable
 
 if TYPE_CHECKING:
     from streamrl.runtime.session import Session
@@ -48,7 +48,8 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         return FAILED
     print_summary(summary, run.path, console)
     if summary.status == "interrupted":
-        console.print("stopped; the same command resumes this run (trainer.resume_mode=auto)")
+        again = "resumes this run (trainer.resume_mode=auto)" if resumable(run.path) else "starts a new run"
+        console.print(f"stopped; the same command {again}")
         return INTERRUPTED
     return 0
 

@@ -25,6 +25,9 @@ from streamrl.errors import UserError
 
 FINISHED = "finished"
 
+MAX_CANDIDATES = 100
+"""How many runs back a resume looks."""
+
 
 class RunDirectoryError(UserError):
     """A run directory that cannot be used; the message says why and what to do."""
@@ -78,7 +81,7 @@ def status_of(path: Path) -> str:
 def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resume_from: Path | None) -> RunDirectory:
     """The directory to run in: the one to resume, or a new one.
 
-    `auto` resumes the newest run of this name if it did not finish and had the same configuration (apart from the
+    `auto` resumes the newest run of this name that did not finish and had the same configuration (apart from the
     keys that only say how to resume); a run that differs is left alone. Raises RunDirectoryError.
     """
     if resume_mode == "resume_path":
@@ -88,12 +91,12 @@ def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resu
             )
         return _lock(resume_from, resumed=True)
     if resume_mode == "auto":
-        candidate = _newest(runs_dir, name)
-        if candidate is not None and _resumable(candidate) and _same(candidate, resolved):
-            try:
-                return _lock(candidate, resumed=True)
-            except RunDirectoryError:
-                pass  # that run is alive: this is another one
+        for candidate in _newest_first(runs_dir, name):
+            if resumable(candidate) and _same(candidate, resolved):
+                try:
+                    return _lock(candidate, resumed=True)
+                except RunDirectoryError:
+                    continue  # that run is alive: this is another one
     return _create(runs_dir, name, resolved)
 
 
@@ -140,12 +143,12 @@ def _lock(path: Path, *, resumed: bool) -> RunDirectory:
     return RunDirectory(path, resumed, handle)
 
 
-def _newest(runs_dir: Path, name: str) -> Path | None:
+def _newest_first(runs_dir: Path, name: str) -> list[Path]:
     runs = [path for path in runs_dir.glob(f"*-{name}") if (path / "config.yaml").is_file() and not path.is_symlink()]
-    return max(runs, key=lambda path: path.name, default=None)
+    return sorted(runs, key=lambda path: path.name, reverse=True)[:MAX_CANDIDATES]
 
 
-def _resumable(path: Path) -> bool:
+def resumable(path: Path) -> bool:
     """Whether it has not finished and kept what a resume needs: a checkpoint, or the queue's rows until the first."""
     if status_of(path) == FINISHED:
         return False

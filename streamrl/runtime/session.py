@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from streamrl.monitor.summary import Groups, Status, Summary, write_summary
+from streamrl.runtime.run_dir import resumable
 from streamrl.trainer.loop import Trainer
 from streamrl.trainer.modes import MODES
 from streamrl.trainer.parts import Parts
@@ -30,11 +31,13 @@ class Session:
             cause = root_cause(error)
             log.error("the run failed", exc_info=error)
             await self._summarise("failed", f"{type(cause).__name__}: {cause}")
+            self._parts.run.finished = not resumable(self._parts.run.path)
             if isinstance(cause, Exception):
                 raise cause from None
             raise
-        self._parts.run.finished = status == "finished"
-        return await self._summarise(status)
+        summary = await self._summarise(status)
+        self._parts.run.finished = not resumable(self._parts.run.path)
+        return summary
 
     async def _summarise(self, status: Status, error: str = "") -> Summary:
         trainer = self.trainer

@@ -145,6 +145,8 @@ class Trainer:
         total = training_steps(self.config, len(self.parts.train_data))
         if self.config.trainer.val_before_train and "before" not in self.validations:
             await self.validate("before")
+        if not self.in_order:
+            self.feeder.allow(None)
         self.report.training_begins(total)
         await self.report.look(self.step)
         while self.step < total:
@@ -153,6 +155,8 @@ class Trainer:
                 await self._checkpoint()
             if self._due(self.config.trainer.test_freq) and self.step < total:
                 await self.validate("during")
+        if self._saved_step < self.step:  # whatever save_freq is, the trained weights are kept
+            await self._checkpoint()
         await self.validate("after")
 
     async def train_step(self) -> None:
@@ -229,8 +233,7 @@ class Trainer:
         self.step = self._saved_step = state.step
         self.validations = dict(state.validation)
         self.feeder.next_order = max(restored.next_order, state.next_order)
-        if self.in_order:
-            self.feeder.allow(0)
+        self.feeder.allow(0)  # no prompts for training before it begins
         await self._publish(self.step)
         if self.parts.run.resumed:
             await self._reconcile(state, restored.next_order)

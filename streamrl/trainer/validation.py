@@ -52,6 +52,8 @@ class _Round:
     expected: dict[str, Asked]
     accuracies: Accuracies = field(default_factory=Accuracies)
     ready: list[str] = field(default_factory=list)
+    failure: str = ""
+    """Of the last session that failed."""
 
     def fold(self, groups: list[Group]) -> None:
         for group in groups:
@@ -59,6 +61,8 @@ class _Round:
                 continue
             if group.state == "ready":
                 self.ready.append(group.uid)
+            else:
+                self.failure = group.reason
             self.accuracies.scores[asked].append(float(group.rows[-1].tag["score"]) if group.state == "ready" else 0.0)
 
 
@@ -93,6 +97,8 @@ class Validator:
                 )
             current.fold(changes.groups)
             seq = changes.seq
+        if not current.ready:
+            raise RuntimeError(f"every session of the validation failed, the last with: {current.failure}")
         await self._finish(current.ready)
         return current.accuracies
 
