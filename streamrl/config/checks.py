@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -117,6 +118,26 @@ def _model(config: StreamRLConfig) -> Iterator[str]:
         yield f"{key}: {model.path} has no config.json, so it is no model directory"
     elif model.tokenizer_path and not any(Path(model.tokenizer_path).glob("tokenizer*")):
         yield f"actor_rollout_ref.model.tokenizer_path: there is no tokenizer in {model.tokenizer_path}"
+    elif not simulated:
+        yield from _context(config)
+
+
+def _context(config: StreamRLConfig) -> Iterator[str]:
+    """Prompt and response must fit the positions that the model knows."""
+    asked, path = (
+        config.actor_rollout_ref.rollout.max_model_len,
+        Path(config.actor_rollout_ref.model.path, "config.json"),
+    )
+    try:
+        limit = json.loads(path.read_text()).get("max_position_embeddings")
+    except (ValueError, AttributeError):
+        yield f"actor_rollout_ref.model.path: {path} is no JSON object"
+        return
+    if isinstance(limit, int) and asked is not None and asked > limit:
+        yield (
+            f"{ROLLOUT}.max_model_len={asked} (by default data.max_prompt_length + data.max_response_length) exceeds "
+            f"the model's max_position_embeddings={limit}; lower it"
+        )
 
 
 def _code(config: StreamRLConfig) -> Iterator[str]:

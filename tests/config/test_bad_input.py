@@ -198,3 +198,8 @@ def test_a_port_in_use_is_an_error_at_start(valid: list[str]):
 
 def test_a_free_port_passes(valid: list[str]):
     check_ports(load_config(valid).config)
+
+
+def test_a_context_longer_than_the_model_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len=1064 .* exceeds the model's max_position_embeddings=256"):
+        load_config(["experiment=calculator", "data.max_response_length=1000"])
