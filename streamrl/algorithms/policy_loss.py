@@ -37,7 +37,7 @@ def vanilla(
         L = max(-A r, -A clip(r, 1 - low, 1 + high));  where A < 0:  L = min(L, -A c)
 
     The dual clip bounds what a token of negative advantage can cost when its ratio explodes, which the plain clip
-    does not: for samples several versions old it is what keeps the policy from collapsing.
+    does not. It is no safeguard against stale samples: see optim.staleness_aware and actor.target_kl.
 
     Args: log_probs f[T] (with gradient), old_log_probs f[T], advantages f[T].
 
