@@ -38,7 +38,7 @@ class TrainerState:
     outstanding: list[int] = field(default_factory=list)
     """Dispatch orders issued but neither trained nor dropped at this step: needed when the queue is lost."""
     validation: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Accuracies measured so far, by label ("before", "step 20")."""
+    """Accuracies measured so far, by label ("before", "during": the last one)."""
     format: int = FORMAT
 
 
