@@ -168,7 +168,9 @@ class Trainer:
                 await self._or_stopped(self.before_step())
             batches: list[LeasedBatch] = []
             for _ in range(self.groups_per_step // self.mini_batch):
-                batch = await self._or_stopped(self.buffer.sample(self.mini_batch, self.step))
+                sample = self.buffer.sample(self.mini_batch, self.step)
+                # Once the weights have moved, the step is finished: a checkpoint of half a step trains groups twice.
+                batch = await (sample if batches else self._or_stopped(sample))
                 self.report.updated(await self._update(batch, step))
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
