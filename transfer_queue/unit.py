@@ -77,12 +77,15 @@ class Unit:
                 await self._report(transport, answer)
 
     async def _report(self, transport: Transport, made: SegmentsMade) -> None:
-        """Say what was made. If the controller restarts meanwhile, this still comes before the next registration."""
+        """Say what was made. If the controller restarts meanwhile, this still comes before the next registration.
+
+        A refusal is no reason to remove them: the controller that died may have granted them, and rows lie in them,
+        before its answer came. The registration that follows says which are known.
+        """
         try:
             await transport.request(made)
         except QueueError as error:
             log.warning("unit %d: the controller did not take new segments: %s", self.files.unit, error)
-            self.files.free([segment.segment for segment in made.segments])
 
     def _make(self, push: MakeSegments) -> SegmentsMade:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,11 +10,13 @@ import sys
 import pytest
 
 from transfer_queue.errors import Invalid, SegmentGone
+from transfer_queue.net.messages import Keep, MakeSegments, RegisterUnit
 from transfer_queue.storage import unit_files
 from transfer_queue.storage.leftovers import remove_leftovers
 from transfer_queue.storage.place import choose_storage
 from transfer_queue.storage.segments import map_segment, segment_file
 from transfer_queue.storage.unit_files import UnitFiles
+from transfer_queue.unit import Unit
 
 SIZE = 1 << 16
 
@@ -150,3 +153,30 @@ def test_storage_without_a_budget_takes_a_part_of_what_is_free(tmp_path):
     parent, budget = choose_storage(tmp_path, 2, None)
     assert parent == tmp_path
     assert 0 < budget <= 4 << 30
+
+
+class RestartedController:
+    """Granted what this unit made, died before its answer came, and knows nothing of it in its next life."""
+
+    def __init__(self) -> None:
+        self.refused: list[int] = []
+        self.answered = asyncio.Event()
+
+    async def request(self, body, **_):
+        if isinstance(body, RegisterUnit):
+            return Keep([segment for segment, _ in body.inventory if segment in self.refused])
+        self.refused += ids(body.segments)
+        self.answered.set()
+        raise Invalid("unit 3 was not asked for segments; forget them")
+
+
+async def test_segments_whose_report_a_restarted_controller_refuses_stay_until_it_says_what_lies_in_them(files):
+    controller = RestartedController()
+    unit = Unit(files, "", SIZE)
+    working = asyncio.create_task(unit.work(controller))
+    unit.push(MakeSegments(2, SIZE))
+    await asyncio.wait_for(controller.answered.wait(), 5)
+    await unit.register(controller)
+    working.cancel()
+    assert controller.refused == [segment for segment, _ in files.inventory()]
+    assert len(names(files, ".seg")) == 2
