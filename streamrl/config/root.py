@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamrl.config.sections.actor import ActorConfig, ModelConfig
+from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
 from streamrl.config.sections.algorithm import AlgorithmConfig, RewardConfig
 from streamrl.config.sections.data import DataConfig
 from streamrl.config.sections.rollout import RolloutConfig
@@ -17,6 +17,7 @@ from streamrl.config.sections.trainer import TrainerConfig
 class ActorRolloutRefConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
+    ref: RefConfig = field(default_factory=RefConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
 
 
@@ -28,6 +29,7 @@ class StreamRLConfig:
     """local: the same loop in one process, for a debugger."""
     data: DataConfig = field(default_factory=DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

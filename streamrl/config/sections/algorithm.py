@@ -5,23 +5,86 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamrl.config.sections.types import PositiveFloat, Scalar
+from streamrl.config.sections.actor import KLEstimator
+from streamrl.config.sections.types import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+    Scalar,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCorrectionConfig:
-    rollout_is: Literal["token"] | None = None
-    """token: each token's loss is weighted by old policy / rollout policy, at most the threshold; None: no weight."""
-    rollout_is_threshold: PositiveFloat = 2.0
+    """What is done about the rollout policy not being the one that is trained (docs/algorithms.md)."""
+
+    rollout_is: Literal["token", "sequence"] | None = None
+    """Weight the loss by old policy / rollout policy, per token or per row (the product over it); None: no weight."""
+    rollout_is_threshold: PositiveFloat | str = 2.0
+    """A number: weights are at most that (truncated). "low_high": tokens (rows) outside are left out (IcePop)."""
+    rollout_is_batch_normalize: bool = False
+    """Divide the weights by their mean over the mini-batch."""
+    rollout_rs: str | None = None
+    """Reject by a statistic of the ratio: token_k1|k2|k3, seq_sum_k1|k2|k3, seq_mean_k1|k2|k3 (geometric), seq_max_k2|k3,
+    or several with commas. What is rejected leaves `loss_mask`, and with it every denominator."""
+    rollout_rs_threshold: PositiveFloat | str | None = None
+    """Upper bound, or "low_high"; with several statistics one each, with commas."""
     bypass_mode: bool | None = None
     """True: the old policy is the one that generated (rollout_log_probs). None: True in async modes."""
+    loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"
+    """With bypass_mode: the policy loss as configured, or plain REINFORCE with the weights of rollout_is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLControlConfig:
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: NonNegativeFloat = 0.001
+    horizon: PositiveInt = 10_000
+    """adaptive: rows over which the coefficient may change by about its own size."""
+    target_kl: PositiveFloat = 0.1
+    """adaptive: nats per row's token that the coefficient steers to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterGroupsConfig:
+    """DAPO's dynamic sampling: groups whose scores are all equal teach nothing; they leave, others come instead."""
+
+    enable: bool = False
+    metric: Literal["score", "seq_reward", "reward", "acc"] = "score"
+    """All of them mean the row's score."""
+    max_num_gen_batches: NonNegativeInt = 0
+    """Stop when this many batches' worth of groups in a row were filtered out; 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    adv_estimator: Literal["grpo"] = "grpo"
+    adv_estimator: str = "grpo"
+    """A registered estimator (docs/algorithms.md) or `path/to/file.py:function`."""
+    gamma: OpenFraction = 1.0
+    """Discount per token."""
+    lam: Fraction = 1.0
+    """GAE's lambda."""
     norm_adv_by_std_in_grpo: bool = True
+    """false: Dr. GRPO."""
+    use_kl_in_reward: bool = False
+    """Subtract kl_coef * KL(old policy || reference) from each token's reward."""
+    kl_penalty: KLEstimator = "kl"
+    kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlongBufferConfig:
+    """DAPO's soft overlong punishment: the score falls linearly over the last `len` tokens of the longest response
+    allowed (data.max_response_length), by up to penalty_factor."""
+
+    enable: bool = False
+    len: NonNegativeInt = 0
+    penalty_factor: NonNegativeFloat = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +101,4 @@ class RewardConfig:
     custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
     timeout: PositiveFloat = 10.0
     """Seconds of one call."""
+    overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)

@@ -67,6 +67,10 @@ class TrainerConfig:
     runs_dir: str = "runs"
     stall_timeout: PositiveFloat = 300.0
     """Seconds that the trainer waits for any progress of generation before it gives up and says who was stuck."""
+    critic_warmup: NonNegativeInt = 0
+    """Steps that train only the critic."""
+    replay: str | None = None
+    """A run directory whose recorded trajectories are trained on instead of new ones."""
     seed: NonNegativeInt = 42
     logger: tuple[Literal["console"], ...] = ("console",)
     """Besides metrics.jsonl, which every run writes."""
