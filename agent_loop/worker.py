@@ -25,7 +25,7 @@ from agent_loop.rewards import RewardFunction
 from agent_loop.session import SessionRunner
 from agent_loop.tools.base import Tool, load_tool
 from transfer_queue.client import QueueClient
-from transfer_queue.errors import DeadlineExceeded, Disconnected, NotFound
+from transfer_queue.errors import DeadlineExceeded, Disconnected
 from transfer_queue.net.messages import Group, Leased
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 TASK = "generate"
 
 RETRY_PAUSE = 0.5
-"""Seconds before a partition that is not open yet, or a queue that cannot be reached, is asked again."""
+"""Seconds before a queue that could not be reached is asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +178,6 @@ class AgentLoopWorker:
                 )
             except DeadlineExceeded:
                 silent_since = None
-            except NotFound:  # not opened yet
-                silent_since = None
-                await asyncio.sleep(RETRY_PAUSE)
             except Disconnected as error:
                 silent_since = now() if silent_since is None else silent_since
                 if now() - silent_since > self._config.queue_patience:

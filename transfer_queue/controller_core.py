@@ -268,7 +268,8 @@ class ControllerCore:
             case Admit():
                 return self._admit(body, client, request, now, first)
             case Lease():
-                return self._accept(body, now, client, request) if self.ledger.can_lease(body) else None
+                possible = self.ledger.is_open(body.partition) and self.ledger.can_lease(body)
+                return self._accept(body, now, client, request) if possible else None
             case Watch():
                 changed = self.ledger.sequence(body.partition) != body.since
                 return self.ledger.changes(body.partition, body.since) if changed else None

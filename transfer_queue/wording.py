@@ -10,6 +10,13 @@ from transfer_queue.net.messages import Admit, Lease, Lookup, SegmentRequest, Un
 
 def lease(ledger: Ledger, m: Lease, waited: float, now: float) -> str:
     wanted = f"groups {some(m.uids)}" if m.uids else f"up to {m.groups} groups"
+    if not ledger.is_open(m.partition):
+        opened = [name for name in ledger.partitions if ledger.is_open(name)]
+        return (
+            f"{m.holder!r} waited {waited:.1f} s to lease {wanted} of task {m.task!r} in partition {m.partition!r}, "
+            f"which nobody has opened (open: {some(opened) or 'none'}). Look at who should call open_partition, and at "
+            "the name; or wait longer"
+        )
     task = ledger.partition(m.partition).task(m.task)
     if task.stage == "prompt":
         advice = "Admit more prompts, or look at who holds the oldest"

@@ -86,8 +86,17 @@ def test_a_group_becomes_ready_with_rows_of_the_schema() -> None:
 def test_the_groups_tag_decides_the_sampling_and_val_may_open_later() -> None:
     async def main() -> None:
         async with farm("= 391") as f:
-            f.start(partitions=("train", "val"), default_agent_loop="single_turn_agent")
+            worker = f.worker(partitions=("train", "val"), default_agent_loop="single_turn_agent")
+            lease, asked = worker.queue.lease, []
+
+            async def counted(partition: str, *args: Any, **kwargs: Any) -> Any:
+                asked.append(partition)
+                return await lease(partition, *args, **kwargs)
+
+            worker.queue.lease = counted
+            f.tasks.create_task(worker.run())
             await asyncio.sleep(5)
+            assert sorted(asked) == ["train", "val"], "it waits in the queue and does not ask again"
             await f.trainer.open_partition("val", tasks=TASKS)
             await f.admit(["g"], partition="val", n=1, tag={"greedy": True, "temperature": 1.0})
             await f.admit(["t"], partition="val", n=1, tag={"temperature": 0.7, "top_k": 5})

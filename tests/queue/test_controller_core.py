@@ -178,6 +178,32 @@ def test_a_lease_that_waits_in_vain_is_told_how_things_stand(world: World) -> No
         assert part in failed.message
 
 
+def test_a_lease_on_a_partition_that_nobody_has_opened_waits_for_that_and_says_so_at_its_deadline(world: World) -> None:
+    request = m.Lease("later", "generate", "worker", groups=1, wait=30.0)
+    first, second = world.wait("worker", request), world.wait("worker", request)
+    records = len(world.journal.records)
+    world.ask("other", m.Commit("later", ["plain"]))
+    assert world.answer_to(first) is None, "rows alone do not open it"
+    world.after(30.0)
+    assert len(world.journal.records) == records + 1
+    failed = world.answer_to(first)
+    assert failed.code == "deadline"
+    for part in ("'worker' waited 30.0 s", "'later', which nobody has opened (open: 'p')", "open_partition"):
+        assert part in failed.message
+    assert world.answer_to(second).code == "deadline"
+    assert world.ask("worker", m.Lease("later", "generate", "worker", groups=1)).code == "deadline", "it does not wait"
+
+
+def test_a_lease_gets_what_is_admitted_once_its_partition_is_open(world: World) -> None:
+    waiting = world.wait("worker", m.Lease("later", "generate", "worker", groups=1, wait=30.0))
+    stranger = world.wait("worker", m.Lease("later", "judge", "worker", groups=1, wait=30.0))
+    world.ask("trainer", m.OpenPartition("later", TASKS))
+    assert world.answer_to(waiting) is None
+    assert "no task 'judge'" in world.answer_to(stranger).message
+    world.ask("trainer", m.Admit("later", [m.GroupSpec("u0", 1, 0)]))
+    assert [group.uid for group in world.answer_to(waiting).groups] == ["u0"]
+
+
 def test_who_came_first_gets_the_group(world: World) -> None:
     first = world.wait("worker", m.Lease("p", "generate", "worker", groups=1, wait=9.0))
     second = world.wait("other", m.Lease("p", "generate", "other", groups=1, wait=9.0))

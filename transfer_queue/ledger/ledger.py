@@ -104,6 +104,11 @@ class Ledger:
         p = self.partition(admit.partition)
         return any(spec.uid not in p.groups and spec.uid not in p.seen for spec in admit.groups)
 
+    def is_open(self, partition: str) -> bool:
+        """Whether its tasks are declared; plain rows alone do not open a partition."""
+        found = self.partitions.get(partition)
+        return found is not None and bool(found.tasks)
+
     def can_lease(self, lease: m.Lease) -> bool:
         """Whether a lease would get something now. Raises Invalid or NotFound if it never will."""
         return leasing.can_lease(self.partition(lease.partition), lease)

@@ -173,7 +173,8 @@ class Clear(Message, tag=True):
 
 
 class Lease(Message, tag=True):
-    """Up to `groups` whole groups, oldest order first, or exactly `uids` (all or NotFound). Waits for at least one."""
+    """Up to `groups` whole groups, oldest order first, or exactly `uids` (all or NotFound). Waits for at least one, and
+    for the partition to be opened."""
 
     partition: str
     task: str
