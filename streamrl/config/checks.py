@@ -13,6 +13,7 @@ from agent_loop.loop import load_agent_loop
 from agent_loop.plugins import PluginError, is_path_spec
 from agent_loop.rewards import REWARDS
 from agent_loop.tools.base import load_tool
+from streamrl.config.derive import NEEDS_CRITIC
 from streamrl.config.paths import defines, find, looked_in, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.errors import ConfigError
@@ -20,6 +21,8 @@ from streamrl.errors import ConfigError
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+COMPARES_SAMPLES = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "grpo_passk", "gpg", "gdpo")
+"""Estimators that are 0 for a group of one."""
 
 
 def check(config: StreamRLConfig) -> None:
@@ -49,19 +52,54 @@ def _batches(config: StreamRLConfig) -> Iterator[str]:
 
 
 def _algorithm(config: StreamRLConfig) -> Iterator[str]:
-    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
-    if config.algorithm.adv_estimator == "grpo" and n < 2:
-        yield f"{ROLLOUT}.n={n}: algorithm.adv_estimator=grpo compares the samples of a prompt and needs n >= 2"
+    algorithm, n = config.algorithm, config.actor_rollout_ref.rollout.n
+    if algorithm.adv_estimator in COMPARES_SAMPLES and n < 2:
+        yield (
+            f"{ROLLOUT}.n={n}: algorithm.adv_estimator={algorithm.adv_estimator} compares the samples of a prompt and "
+            "needs n >= 2"
+        )
+    if algorithm.filter_groups.enable and n < 2:
+        yield f"{ROLLOUT}.n={n}: algorithm.filter_groups.enable=true would filter out every group; it needs n >= 2"
+    if algorithm.adv_estimator in NEEDS_CRITIC and not config.critic.enable:
+        yield f"critic.enable=false: algorithm.adv_estimator={algorithm.adv_estimator} needs a critic's values"
+    buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
+    if buffer.enable and not 0 < buffer.len <= longest:
+        yield (
+            f"reward.overlong_buffer.len={buffer.len} must be above 0 and at most data.max_response_length={longest}"
+        )
+
+
+def _actor(config: StreamRLConfig) -> Iterator[str]:
+    actor = config.actor_rollout_ref.actor
     if actor.clip_ratio_c <= 1:
         yield f"{ACTOR}.clip_ratio_c={actor.clip_ratio_c:g}: the dual clip bounds a ratio above 1; verl's value is 3.0"
-    correction = config.algorithm.rollout_correction
-    if correction.bypass_mode and correction.rollout_is is not None:
-        yield (
-            f"algorithm.rollout_correction.rollout_is={correction.rollout_is} has no effect with bypass_mode=true (the "
-            "old policy is the rollout policy); set algorithm.rollout_correction.bypass_mode=false or rollout_is=null"
-        )
     if actor.clip_ratio_low is not None and actor.clip_ratio_low >= 1:
         yield f"{ACTOR}.clip_ratio_low={actor.clip_ratio_low:g} must be below 1 (the ratio is clipped at 1 - it)"
+    for key, part in ((ACTOR, actor), ("critic", config.critic)):
+        if not part.use_dynamic_bsz and part.ppo_micro_batch_size_per_gpu is None:
+            yield f"{key}.use_dynamic_bsz=false needs {key}.ppo_micro_batch_size_per_gpu: rows per micro-batch"
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if ranks % actor.ulysses_sequence_parallel_size:
+        yield (
+            f"{ACTOR}.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size} must divide the {ranks} "
+            "training ranks (trainer.nnodes x trainer.n_gpus_per_node)"
+        )
+
+
+def _correction(config: StreamRLConfig) -> Iterator[str]:
+    correction, key = config.algorithm.rollout_correction, "algorithm.rollout_correction"
+    rollout = config.actor_rollout_ref.rollout
+    if correction.loss_type == "reinforce" and not correction.bypass_mode:
+        yield f"{key}.loss_type=reinforce needs {key}.bypass_mode=true (there is no other old policy in it)"
+    if (correction.rollout_rs is None) != (correction.rollout_rs_threshold is None):
+        yield f"{key}.rollout_rs and {key}.rollout_rs_threshold go together"
+    cut, drift = rollout.top_p < 1 or rollout.top_k > 0, config.actor_rollout_ref.actor.target_kl
+    if cut and (correction.bypass_mode or correction.rollout_is or correction.rollout_rs or drift):
+        yield (
+            f"{ROLLOUT}.top_p={rollout.top_p:g} top_k={rollout.top_k}: the servers' log-probs are then those of the cut "
+            f"distribution and no policy's; set {key}.bypass_mode=false (the old log-probs are then computed again), "
+            f"rollout_is=null, rollout_rs=null and {ACTOR}.target_kl=null, or top_p=1 top_k=-1"
+        )
 
 
 def _lengths(config: StreamRLConfig) -> Iterator[str]:
@@ -200,7 +238,7 @@ def _directories(config: StreamRLConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
-    _batches, _algorithm, _lengths, _placement, _datasets, _model, _code, _names, _directories,
+    _batches, _algorithm, _actor, _correction, _lengths, _placement, _datasets, _model, _code, _names, _directories,
 )  # fmt: skip
 
 

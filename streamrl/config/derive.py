@@ -7,12 +7,15 @@ from pathlib import Path
 
 from streamrl.config.paths import find, split_file_object
 from streamrl.config.root import ActorRolloutRefConfig, StreamRLConfig
-from streamrl.config.sections.actor import ActorConfig, ModelConfig
+from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
 from streamrl.config.sections.algorithm import AlgorithmConfig, RewardConfig
 from streamrl.config.sections.data import DataConfig
 from streamrl.config.sections.rollout import RolloutConfig
 from streamrl.config.sections.services import TransferQueueConfig
 from streamrl.config.sections.trainer import TrainerConfig
+
+NEEDS_CRITIC = ("gae",)
+"""Estimators that need values."""
 
 
 def derive(config: StreamRLConfig) -> StreamRLConfig:
@@ -25,8 +28,10 @@ def derive(config: StreamRLConfig) -> StreamRLConfig:
         actor_rollout_ref=ActorRolloutRefConfig(
             model=_model(parts.model),
             actor=_actor(parts.actor, config.data),
+            ref=_ref(parts.ref, parts.actor),
             rollout=_rollout(parts.rollout, config.data, seed),
         ),
+        critic=_critic(config.critic, config),
         algorithm=_algorithm(config.algorithm, config.trainer),
         reward=_reward(config.reward),
         trainer=_trainer(config.trainer),
@@ -51,10 +56,33 @@ def _model(model: ModelConfig) -> ModelConfig:
 def _actor(actor: ActorConfig, data: DataConfig) -> ActorConfig:
     return replace(
         actor,
-        strategy="sim" if actor.strategy == "sim" else "fsdp2",
+        strategy="fsdp2" if actor.strategy == "fsdp" else actor.strategy,
         clip_ratio_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
         clip_ratio_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
         loss_scale_factor=actor.loss_scale_factor or float(data.max_response_length),
+    )
+
+
+def _ref(ref: RefConfig, actor: ActorConfig) -> RefConfig:
+    return replace(
+        ref,
+        log_prob_max_token_len_per_gpu=ref.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu,
+        log_prob_micro_batch_size_per_gpu=ref.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
+        log_prob_use_dynamic_bsz=(
+            actor.use_dynamic_bsz if ref.log_prob_use_dynamic_bsz is None else ref.log_prob_use_dynamic_bsz
+        ),
+    )
+
+
+def _critic(critic: CriticConfig, config: StreamRLConfig) -> CriticConfig:
+    actor, path = config.actor_rollout_ref.actor, critic.model.path or config.actor_rollout_ref.model.path
+    return replace(
+        critic,
+        enable=config.algorithm.adv_estimator in NEEDS_CRITIC if critic.enable is None else critic.enable,
+        strategy="fsdp2" if critic.strategy == "fsdp" else critic.strategy,
+        model=replace(critic.model, path=_existing(path)),
+        ppo_mini_batch_size=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+        ppo_epochs=critic.ppo_epochs or actor.ppo_epochs,
     )
 
 

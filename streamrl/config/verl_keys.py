@@ -58,7 +58,15 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
 }
 """Key -> the values that ask for nothing beyond what exists (usually verl's default). Any other one is an error."""
 
+_FSDP = (
+    "wrap_policy*", "fsdp_size", "forward_prefetch", "use_orig_params", "offload_policy", "mixed_precision*", "seed",
+    "full_determinism", "use_torch_compile", "entropy_*", "strategy", "forward_only", "ulysses_*",
+)  # fmt: skip
+"""Under each fsdp_config."""
+
 INERT: tuple[str, ...] = (
+    *(f"{place}.fsdp_config.{key}" for place in (_ACTOR, "actor_rollout_ref.ref", "critic") for key in _FSDP),
+    *(f"critic.model.fsdp_config.{key}" for key in (*_FSDP, "param_offload", "optimizer_offload")),
     "hydra.*",
     "model_engine",
     "data.return_raw_chat",
@@ -71,7 +79,10 @@ INERT: tuple[str, ...] = (
     "data.filter_overlong_prompts_workers",
     "actor_rollout_ref.hybrid_engine",
     "actor_rollout_ref.nccl_timeout",
-    "actor_rollout_ref.ref.*",
+    "actor_rollout_ref.ref.strategy",
+    "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.ref.use_torch_compile",
+    "actor_rollout_ref.ref.entropy_*",
     f"{_MODEL}.enable_activation_offload",
     f"{_MODEL}.use_liger",
     f"{_MODEL}.use_fused_kernels",
@@ -81,7 +92,6 @@ INERT: tuple[str, ...] = (
     f"{_ACTOR}.data_loader_seed",
     f"{_ACTOR}.calculate_entropy",
     f"{_ACTOR}.use_torch_compile",
-    f"{_ACTOR}.fsdp_config.*",
     f"{_ACTOR}.checkpoint.*",
     f"{_ROLLOUT}.nnodes",
     f"{_ROLLOUT}.val_kwargs.*",  # validation is always done both sampled and greedily
@@ -108,7 +118,21 @@ INERT: tuple[str, ...] = (
     f"{_ROLLOUT}.trace.*",
     f"{_ROLLOUT}.prometheus.*",
     f"{_ROLLOUT}.disaggregation.*",
-    "critic.*",
+    "critic.rollout_n",
+    "critic.shuffle",
+    "critic.data_loader_seed",
+    "critic.nccl_timeout",
+    "critic.ppo_micro_batch_size",
+    "critic.ppo_infer_*",
+    "critic.forward_*",
+    "critic.use_dynamic_bsz_infer",
+    "critic.checkpoint.*",
+    "critic.model.tokenizer_path",
+    "critic.model.override_config*",
+    "critic.model.external_lib",
+    "critic.model.trust_remote_code",
+    "critic.model.use_shm",
+    "critic.model.enable_activation_offload",
     "reward.num_workers",
     "reward.reward_manager.module.*",
     "reward.reward_model.*",

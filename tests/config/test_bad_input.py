@@ -48,8 +48,8 @@ def test_a_key_like_no_other_points_to_the_list_of_keys(valid: list[str]):
         ("data.train_batch_size=true", "it takes an integer >= 1"),
         ("data.shuffle=3", "data.shuffle=3 is not allowed; it takes true or false"),
         ("trainer.device=tpu", "it takes one of cpu, cuda"),
-        ("algorithm.adv_estimator=gae", "it takes only grpo"),
-        (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.use_kl_loss=true is not allowed; it takes only false"),
+        ("algorithm.kl_penalty=k4", "it takes one of k1, kl, abs"),
+        ("trainer.val_only=True", "trainer.val_only=true is not allowed; it takes only false"),
         (f"{ACTOR}.optim.lr=nan", "it takes a number > 0"),
         (f"{ACTOR}.optim.lr=-1e-3", "it takes a number > 0"),
         (f"{ACTOR}.optim.betas=[0.9]", "a list of 2, each a number > 0 and <= 1"),
@@ -74,7 +74,7 @@ def test_a_value_for_a_section_lists_its_keys(valid: list[str]):
 
 def test_all_mistakes_are_found_at_once(valid: list[str]):
     with pytest.raises(ConfigError) as caught:
-        load_config([*valid, "trainer.nonsense=1", "data.shuffle=3", "critic.enable=true"])
+        load_config([*valid, "trainer.nonsense=1", "data.shuffle=3", "trainer.use_v1=false"])
     assert len(caught.value.problems) == 3
 
 
@@ -91,10 +91,14 @@ def test_all_mistakes_are_found_at_once(valid: list[str]):
         (["runtime=local", "trainer.n_gpus_per_node=2"], "set trainer.n_gpus_per_node=1"),
         ([f"{ACTOR}.strategy=sim"], "set runtime=local"),
         (["runtime=local", f"{ROLLOUT}.name=sim", f"{ROLLOUT}.sim.clock=virtual"], f"{ACTOR}.strategy=sim"),
-        (
-            ["algorithm.rollout_correction={rollout_is: token, bypass_mode: true}"],
-            "has no effect with bypass_mode=true",
-        ),
+        (["algorithm.rollout_correction.loss_type=reinforce"], "needs algorithm.rollout_correction.bypass_mode=true"),
+        (["algorithm.rollout_correction.rollout_rs=token_k1"], "go together"),
+        (["algorithm.rollout_correction.bypass_mode=true", f"{ROLLOUT}.top_p=0.9"], "of the cut distribution"),
+        (["algorithm.filter_groups.enable=true", f"{ROLLOUT}.n=1", "algorithm.adv_estimator=gae"], "needs n >= 2"),
+        (["algorithm.adv_estimator=gae", "critic.enable=false"], "needs a critic's values"),
+        (["reward.overlong_buffer={enable: true, len: 1000}"], "at most data.max_response_length=512"),
+        (["critic.use_dynamic_bsz=false"], "needs critic.ppo_micro_batch_size_per_gpu"),
+        ([f"{ACTOR}.ulysses_sequence_parallel_size=2"], "must divide the 1 training ranks"),
         (["trainer.n_gpus_per_node=64"], "fewer rows than the 64 training ranks"),
         (["trainer.resume_mode=resume_path"], "go together"),
         (["trainer.resume_from_path=runs/x"], "go together"),
