@@ -96,8 +96,8 @@ def _correction(config: StreamRLConfig) -> Iterator[str]:
     cut, drift = rollout.top_p < 1 or rollout.top_k > 0, config.actor_rollout_ref.actor.target_kl
     if cut and (correction.bypass_mode or correction.rollout_is or correction.rollout_rs or drift):
         yield (
-            f"{ROLLOUT}.top_p={rollout.top_p:g} top_k={rollout.top_k}: the servers' log-probs are then those of the cut "
-            f"distribution and no policy's; set {key}.bypass_mode=false (the old log-probs are then computed again), "
+            f"{ROLLOUT}.top_p={rollout.top_p:g} top_k={rollout.top_k}: the servers' log-probs are then those of the "
+            f"cut distribution and no policy's; set {key}.bypass_mode=false (the old log-probs are then computed again), "
             f"rollout_is=null, rollout_rs=null and {ACTOR}.target_kl=null, or top_p=1 top_k=-1"
         )
 

@@ -1,4 +1,4 @@
-"""`actor_rollout_ref.{model,actor,ref}.*` and `critic.*`: what is trained, by which loss and optimizer, on what engine."""
+"""`actor_rollout_ref.{model,actor,ref}.*` and `critic.*`: what is trained, by which loss, on what engine."""
 
 from __future__ import annotations
 

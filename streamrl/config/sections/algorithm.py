@@ -28,8 +28,8 @@ class RolloutCorrectionConfig:
     rollout_is_batch_normalize: bool = False
     """Divide the weights by their mean over the mini-batch."""
     rollout_rs: str | None = None
-    """Reject by a statistic of the ratio: token_k1|k2|k3, seq_sum_k1|k2|k3, seq_mean_k1|k2|k3 (geometric), seq_max_k2|k3,
-    or several with commas. What is rejected leaves `loss_mask`, and with it every denominator."""
+    """Reject by a statistic of the ratio: token_k1|k2|k3, seq_sum_k1|k2|k3, seq_mean_k1|k2|k3 (geometric),
+    seq_max_k2|k3, or several with commas. What is rejected leaves `loss_mask`, and with it every denominator."""
     rollout_rs_threshold: PositiveFloat | str | None = None
     """Upper bound, or "low_high"; with several statistics one each, with commas."""
     bypass_mode: bool | None = None
