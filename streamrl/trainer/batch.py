@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streamrl.algorithms.advantages import ADVANTAGE_ESTIMATORS
+from streamrl.algorithms.advantages import estimator as advantage_estimator
 from streamrl.trainer.replay_buffer import LeasedBatch
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.messages import Group
@@ -31,8 +31,8 @@ def group_advantages(groups: list[Group], estimator: str, *, norm_by_std: bool) 
             scores.append(rows[-1][1])
             index.append(number)
             members.append([key for key, _ in rows])
-    estimate = ADVANTAGE_ESTIMATORS[estimator]
-    values = estimate(np.asarray(scores, np.float64), np.asarray(index, np.int64), norm_by_std=norm_by_std)
+    found = advantage_estimator(estimator)
+    values = found.sessions(np.asarray(scores, np.float64), np.asarray(index, np.int64), norm_by_std=norm_by_std)
     return {key: float(value) for value, keys in zip(values, members, strict=True) for key in keys}
 
 
