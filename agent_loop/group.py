@@ -35,8 +35,9 @@ from transfer_queue.net.messages import Group, SessionClose, Token
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 50
-"""Attempts after which a group is taken for what kills its workers: given back as poison, it ends. An outage of all
-LLM servers costs an attempt per patience of the client (120 s), and an hour of it should not cost groups."""
+"""Attempts after which a group is taken for what stops its workers without killing them (the queue finds those that
+kill): given back as poison, it ends. An outage of all LLM servers costs an attempt per patience of the client (120 s),
+and an hour of it should not cost groups."""
 
 Ending = Literal["closed", "lost", "returned"]
 

@@ -213,7 +213,7 @@ class AgentLoopWorker:
         """Groups in hand, and a grant whose answer we did not wait for, go to others at once."""
         try:
             async with asyncio.timeout(5.0):
-                await self.queue.release_holder(self.name)
+                await self.queue.release_holder(self.name, died=not self._stop.is_set())
         except (Disconnected, DeadlineExceeded, TimeoutError) as error:
             logger.warning("worker %s could not release its leases, they will run out: %s", self.name, error)
 

@@ -248,9 +248,9 @@ class QueueClient:
         """The checkpoint of `step` is on disk: what was acked up to it may be forgotten."""
         await self._ask(CommitStep(partition, step), Ok)
 
-    async def release_holder(self, holder: str) -> None:
-        """`holder` is dead: its leases end now."""
-        await self._ask(ReleaseHolder(holder), Ok)
+    async def release_holder(self, holder: str, *, died: bool = True) -> None:
+        """The leases of `holder` end now: it is dead (its groups are then suspected of that), or has stopped."""
+        await self._ask(ReleaseHolder(holder, died), Ok)
 
     async def stats(self) -> QueueStats:
         return await self._ask(Stats(), QueueStats)

@@ -184,20 +184,20 @@ class ControllerCore:
         if reply is not None:
             self._answer(client, request.id, body, reply)
         if isinstance(body, Bye):
-            self.client_gone(client, now)
+            self.client_gone(client, now, died=False)
         self._wake(getattr(body, "partition", None), now)
 
-    def client_gone(self, client: str, now: float) -> None:
-        """This client is dead, not just slow: its segments are sealed, its waits forgotten, and the clock leases whose
-        holder is its Hello name end (unless another client of that name is there). For a unit: no new grants from it
-        until it registers again; its files still serve reads."""
+    def client_gone(self, client: str, now: float, *, died: bool = True) -> None:
+        """This client is dead, not just slow, or has said Bye: its segments are sealed, its waits forgotten, and the
+        clock leases whose holder is its Hello name end (unless another client of that name is there). For a unit: no
+        new grants from it until it registers again; its files still serve reads."""
         name = self._clients.pop(client, None)
         if name is None:
             return
         self._parking.forget_client(client)
         self._grants.client_gone(client)
         if name not in self._clients.values() and self.ledger.holds_clock_leases(name):
-            self._accept(ReleaseHolder(holder=name), now)
+            self._accept(ReleaseHolder(holder=name, died=died), now)
         self._wake(None, now)
 
     def tick(self, now: float) -> None:
@@ -355,6 +355,11 @@ class ControllerCore:
             self._retry((ADMITS, name), now, in_order=True)
             self._wake_leases(name, now)
             self._retry((WATCHES, name), now)
+        if self.ledger.leases.idled:
+            self.ledger.leases.idled = False
+            for name in list(self.ledger.partitions):
+                self._wake_leases(name, now)
+                self._retry((WATCHES, name), now)
         if self._grants.changed:
             self._retry(LOOKUPS, now)
             self._retry(SEGMENTS, now)
@@ -370,7 +375,9 @@ class ControllerCore:
         dry: set[str] = set()
         for parked in self._parking.queue((LEASES, partition)):
             body = parked.body
-            if isinstance(body, Lease) and body.task not in dry and not self._try(parked, now) and not body.uids:
+            if not isinstance(body, Lease) or body.task in dry or self._try(parked, now) or body.uids:
+                continue
+            if not self.ledger.is_open(partition) or not self.ledger.offers(body):
                 dry.add(body.task)
 
     def _retry(self, where: Hashable, now: float, *, in_order: bool = False) -> None:

@@ -131,7 +131,7 @@ class LocalQueue:
 
     def _left(self, client: str) -> None:
         self._clients.pop(client, None)
-        self.core.client_gone(client, self.clock())
+        self.core.client_gone(client, self.clock(), died=False)
         self._arm()
 
     def _send(self, client: str, response: Response) -> None:

@@ -103,8 +103,8 @@ class SyncQueueClient:
     def commit_step(self, partition: str, step: int) -> None:
         self._thread.run(self.client.commit_step(partition, step))
 
-    def release_holder(self, holder: str) -> None:
-        self._thread.run(self.client.release_holder(holder))
+    def release_holder(self, holder: str, *, died: bool = True) -> None:
+        self._thread.run(self.client.release_holder(holder, died=died))
 
     def stats(self) -> QueueStats:
         return self._thread.run(self.client.stats())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,9 @@ from transfer_queue.net.messages import QueueStats
 
 FILE = "summary.json"
 
+MAX_DEAD_REASONS = 20
+"""Reasons kept in the summary; all of them are in the event log."""
+
 Status = Literal["finished", "interrupted", "failed"]
 
 
@@ -27,6 +31,8 @@ class Groups(msgspec.Struct, kw_only=True):
     dropped: dict[str, int] = {}
     """By class of reason: stale, filtered, failed."""
     dead: int = 0
+    dead_reasons: dict[str, str] = {}
+    """By uid, of the first ones: those that killed every worker, or whose prompt cannot be read."""
 
     @classmethod
     def of(cls, stats: QueueStats, partition: str = "train") -> Groups:
@@ -37,6 +43,7 @@ class Groups(msgspec.Struct, kw_only=True):
             trained=part.depth.get("trained", 0),
             dropped=by_reason_class(part.dropped),
             dead=part.depth.get("dead", len(part.dead)),
+            dead_reasons=dict(islice(part.dead.items(), MAX_DEAD_REASONS)),
         )
 
 
@@ -146,4 +153,6 @@ def _time(summary: Summary) -> Table:
 def _groups(summary: Summary) -> Text:
     groups = summary.groups
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups.dropped.items()) or "0"
-    return Text(f"prompt groups: {groups.trained} trained, dropped: {dropped}, dead: {groups.dead}")
+    first = [f"{uid}: {reason}" for uid, reason in islice(groups.dead_reasons.items(), 3)]
+    dead = f"{groups.dead} ({'; '.join(first)}{'; ...' if groups.dead > len(first) else ''})" if first else groups.dead
+    return Text(f"prompt groups: {groups.trained} trained, dropped: {dropped}, dead: {dead}")

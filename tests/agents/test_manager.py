@@ -7,11 +7,15 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from agent_loop.manager import AgentLoopManager, TaskSpawner, TaskWorker, WorkersKeepDying
+from agent_loop.loop import AGENT_LOOPS, AgentContext
+from agent_loop.manager import MAX_RESTARTS_PER_MINUTE, AgentLoopManager, TaskSpawner, TaskWorker, WorkersKeepDying
+from agent_loop.trajectory import Trajectory
 from agent_loop.worker import AgentLoopWorker
+from streamrl.monitor.summary import Groups
 from streamrl.rollout.virtual_clock import run_virtual
-from tests.agents.farm import Farm, farm
+from tests.agents.farm import TASKS, Farm, farm
 
 
 def spawner(f: Farm, **changes: Any) -> TaskSpawner:
@@ -43,6 +47,33 @@ def test_a_worker_that_dies_is_replaced_under_a_new_name() -> None:
             assert group.state == "ready"
             assert sorted(manager.workers) == ["agent-0-1", "agent-1-1"]
             assert sorted(restarts) == [("agent-0", "cancelled"), ("agent-1", "cancelled")]
+
+    run_virtual(main())
+
+
+def test_a_group_that_kills_its_worker_every_time_ends_dead_and_the_others_go_on() -> None:
+    managers: list[AgentLoopManager] = []
+
+    @AGENT_LOOPS.register("test_killer")
+    class Killer:
+        async def run(self, row: dict[str, Any], ctx: AgentContext) -> list[Trajectory]:
+            for name in managers[0].workers:
+                kill(managers[0], name)
+            await ctx.sleep(1e9)
+            raise AssertionError("it was to die")
+
+    async def main() -> None:
+        async with farm("= 391", seconds=10.0) as f:
+            await f.admit(["bad"], agent_name="test_killer")
+            await f.admit(["good", "fine"], agent_name="single_turn_agent")
+            managers.append(AgentLoopManager(spawner(f), f.trainer, 1))
+            f.tasks.create_task(managers[0].run())
+            groups = await f.settled(3)
+            states = {uid: group.state for uid, group in groups.items()}
+            assert states == {"bad": "dead", "good": "ready", "fine": "ready"}
+            assert groups["bad"].reason == "its holder 'agent-0-4' died (delivered 3 times)"
+            assert managers[0].restarts == 5 < MAX_RESTARTS_PER_MINUTE
+            assert Groups.of(await f.trainer.stats()).dead_reasons == {"bad": groups["bad"].reason}
 
     run_virtual(main())
 
@@ -98,6 +129,9 @@ def test_every_group_is_finished_once_however_workers_and_servers_die(seed: int)
     async def main() -> None:
         rng = random.Random(seed)
         async with farm(seconds=2.0) as f:
+            # So many die here that a group may be alone with a dying worker three times by chance.
+            generate, train = TASKS
+            await f.trainer.open_partition("train", tasks=[replace(generate, max_deliver=100), train])
             manager = AgentLoopManager(spawner(f, max_sessions=6), f.trainer, 3, max_restarts_per_minute=1000)
             f.tasks.create_task(manager.run())
             uids = [f"u{i}" for i in range(30)]

@@ -57,7 +57,7 @@ def test_the_file_has_the_promised_keys(tmp_path: Path) -> None:
     path = write_summary(tmp_path, summary())
     found = json.loads(path.read_text())
     assert found.keys() >= PROMISED
-    assert found["groups"] == {"trained": 960, "dropped": {"stale": 3}, "dead": 0}
+    assert found["groups"] == {"trained": 960, "dropped": {"stale": 3}, "dead": 0, "dead_reasons": {}}
     assert found["busy_seconds"]["training"] + sum(found["lost_seconds_by_cause"].values()) == found["measured_seconds"]
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
     assert read_summary(tmp_path) == summary()
@@ -76,7 +76,7 @@ def test_groups_come_from_the_queue_and_reasons_are_classes() -> None:
         outstanding=[],
     )
     stats = QueueStats(epoch=1, partitions={"train": part}, units=[], clients=0)
-    assert Groups.of(stats) == Groups(trained=5, dropped={"failed": 2}, dead=1)
+    assert Groups.of(stats) == Groups(trained=5, dropped={"failed": 2}, dead=1, dead_reasons={"e0p1": "poison"})
     assert Groups.of(stats, "val") == Groups()
 
 

@@ -300,6 +300,51 @@ def test_a_dead_client_gives_its_groups_back_and_its_token_is_fenced(world: Worl
     assert world.generate("u0", leased.token).code == "fenced"
 
 
+def in_hand(world: World, name: str, count: int = 4) -> list[str]:
+    """What a new worker of this name gets that leases all it can."""
+    world.hello(name)
+    leased = world.ask(name, m.Lease("p", "generate", name, groups=count))
+    assert world.ask(name, m.Lease("p", "generate", name, groups=count)).code == "deadline"
+    return [group.uid for group in leased.groups]
+
+
+def test_a_group_that_kills_every_holder_is_found_and_ends_dead_while_its_neighbours_go_on(world: World) -> None:
+    world.admit("u0", "u1", "u2")
+    for number, expected in enumerate([["u0", "u1", "u2"], ["u0", "u1", "u2"], ["u0"], ["u0"], ["u0"]]):
+        assert in_hand(world, f"w{number}") == expected
+        world.core.client_gone(f"w{number}", world.now)
+    stats = world.core.ledger.stats(0.0)["p"]
+    assert stats.dead == {"u0": "its holder 'w4' died (delivered 3 times)"}
+    assert in_hand(world, "w5") == ["u1"], "innocent, but nobody knows yet"
+    other = world.wait("w5", m.Lease("q", "generate", "w5", groups=1, wait=9.0))
+    world.ask("trainer", m.OpenPartition("q", TASKS))
+    world.ask("trainer", m.Admit("q", [m.GroupSpec("v0", 1, 0)]))
+    assert world.answer_to(other) is None, "nor in another partition"
+    world.admit("u7")
+    assert in_hand(world, "w6") == ["u2"]
+    world.generate("u1", m.Token(1, 6))
+    assert [group.uid for group in world.answer_to(other).groups] == ["v0"]
+    world.generate("u2", m.Token(1, 7))
+    assert in_hand(world, "w7") == ["u7"]
+    assert stats.depth["dead"] == 1
+
+
+def test_only_a_death_makes_a_group_suspected(world: World) -> None:
+    world.admit("u0", "u1")
+    for number in range(9):
+        name = f"w{number}"
+        assert in_hand(world, name) == ["u0", "u1"]
+        if number % 3 == 0:
+            world.ask(name, m.Bye())
+        elif number % 3 == 1:
+            world.ask(name, m.ReleaseHolder(name, died=False))
+        else:
+            world.after(15.0)
+    in_hand(world, "dies")
+    world.ask("trainer", m.ReleaseHolder("dies"))
+    assert in_hand(world, "next") == ["u0", "u1"], "one death may be anything"
+
+
 def test_a_client_whose_twin_lives_keeps_its_leases(world: World) -> None:
     world.hello("worker-2", name="worker")
     world.admit("u0")

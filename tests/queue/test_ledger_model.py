@@ -36,6 +36,7 @@ class MGroup:
     state: str = "pending"
     ended: dict[int, list[str]] = field(default_factory=dict)  # session -> rows, [] if it failed
     token: m.Token | None = None
+    crashes: int = 0
     poisoned: int = 0
     attempt: int = 0
     lost: bool = False  # its prompt
@@ -60,7 +61,12 @@ class Model:
     def outstanding(self) -> int:
         return sum(group.state in LIVE for group in self.groups.values())
 
-    def leasable(self, task: m.TaskSpec) -> list[str]:
+    def held_by(self, holder: str) -> list[MGroup]:
+        """Under clock leases."""
+        leases = [t for t, lease in self.leases.items() if lease.holder == holder and lease.task.bind == "clock"]
+        return [group for token in leases for group in self.under(token)]
+
+    def leasable(self, task: m.TaskSpec, holder: str) -> list[str]:
         def offers(group: MGroup) -> bool:
             if task.stage == "prompt":
                 return group.state == "pending" and not group.lost
@@ -68,7 +74,14 @@ class Model:
             return group.state == "ready" and all(set(task.fields) <= set(self.rows[key]) for key in rows)
 
         found = sorted((group.order, group.uid) for group in self.groups.values() if offers(group))
-        return [uid for _, uid in found]
+        uids = [uid for _, uid in found]
+        if task.stage == "rows":
+            return uids
+        suspects = [uid for uid in uids if self.groups[uid].crashes > 1]
+        held = self.held_by(holder)
+        if suspects and not held:
+            return suspects[:1]
+        return [] if any(group.crashes > 1 for group in held) else [uid for uid in uids if uid not in suspects]
 
     def under(self, token: m.Token) -> list[MGroup]:
         return [group for group in self.groups.values() if group.token == token]
@@ -196,7 +209,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(task=st.sampled_from(sorted(TASKS)), count=st.integers(1, 3), holder=HOLDER, by_uid=FLAG)
     def lease(self, task: str, count: int, holder: str, by_uid: bool) -> None:
-        spec, offered = TASKS[task], self.model.leasable(TASKS[task])
+        spec, offered = TASKS[task], self.model.leasable(TASKS[task], holder)
         uids = offered[-count:] if by_uid else offered[:count]
         request = m.Lease(P, task, holder, uids=uids) if by_uid and uids else m.Lease(P, task, holder, groups=count)
         reply = self.do(request, None if uids else DeadlineExceeded)
@@ -276,6 +289,12 @@ class LedgerMachine(RuleBasedStateMachine):
                 end = "failed" if fails == session + 4 else "" if fails == session + 2 else "ok"
                 self.write_as(group, session, group.token, end, version)
 
+    @rule(by=HOLDER, count=st.integers(1, 3), times=st.integers(1, 3))
+    def holders_die_with_what_they_have(self, by: str, count: int, times: int) -> None:
+        for _ in range(times):
+            self.lease("generate", count, by, False)
+            self.release_holder(by, died=True)
+
     @rule(count=st.integers(1, 2), step=st.integers(1, 4), end=st.sampled_from(["ack"] * 3 + ["nack", "poison", ""]))
     def train_what_is_ready(self, count: int, step: int, end: str) -> None:
         """What a trainer does most of the time."""
@@ -327,7 +346,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.model.give_back(group, verb == "poison")
 
     @rule(
-        kind=st.sampled_from(["drop", "expire", "holder", "trainer", "segment", "crash"]),
+        kind=st.sampled_from(["drop", "expire", "holder", "holder", "trainer", "segment", "crash"]),
         at=AT,
         number=st.integers(0, 3),
         some=st.booleans(),
@@ -340,7 +359,7 @@ class LedgerMachine(RuleBasedStateMachine):
             case "expire":
                 self.expire(11.0 if some else 3.0)
             case "holder":
-                self.release_holder(["a", "b", "trainer"][number % 3])
+                self.release_holder(["a", "b", "a", "trainer"][number], died=some or number < 2)
             case "trainer":
                 self.open_trainer(number)
             case "segment":
@@ -365,12 +384,12 @@ class LedgerMachine(RuleBasedStateMachine):
                 for group in self.model.under(token):
                     self.model.give_back(group)
 
-    def release_holder(self, holder: str) -> None:
-        self.do(m.ReleaseHolder(holder))
-        ended = [t for t, lease in self.model.leases.items() if lease.holder == holder and lease.task.bind == "clock"]
-        held = [group for token in ended for group in self.model.under(token)]
+    def release_holder(self, holder: str, died: bool) -> None:
+        self.do(m.ReleaseHolder(holder, died))
+        held = self.model.held_by(holder)
         for group in held:
-            self.model.give_back(group, poison=len(held) == 1)
+            group.crashes += died
+            self.model.give_back(group, poison=died and len(held) == 1)
 
     def open_trainer(self, step: int) -> None:
         restored = self.do(m.OpenTrainer(P, step))

@@ -16,6 +16,10 @@ OUTSTANDING: tuple[GroupState, ...] = ("pending", "generating", "ready", "traini
 
 PROMPT_LOST = "prompt lost"
 
+SUSPECT_CRASHES = 2
+"""Deaths of holders after which a group is suspected. One costs nothing yet: most deaths have nothing to do with any
+group, and what the holder had in hand should not run one by one for it."""
+
 
 @dataclass(slots=True, eq=False)
 class Group:
@@ -35,7 +39,8 @@ class Group:
     state: GroupState = "pending"
     attempt: int = 0
     reason: str = ""
-    delivered: int = 0  # times it may have killed its holder
+    crashes: int = 0  # times a holder died that held it
+    delivered: int = 0  # times it was given back as poison, or its holder died holding nothing else
     prompt_lost: bool = False
     closed: dict[int, list[int]] = field(default_factory=dict)  # session -> rows, for sessions that succeeded
     failures: dict[int, str] = field(default_factory=dict)  # session -> why
@@ -54,6 +59,11 @@ class Group:
     def all_rows(self) -> list[int]:
         """Every row that is the group's, the prompt's included."""
         return [self.prompt, *chain(*self.closed.values()), *chain(*self.open_rows.values())]
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it is to be leased alone, so that the next death tells if it was the cause."""
+        return self.crashes >= SUSPECT_CRASHES
 
     def is_closed(self, session: int) -> bool:
         return session in self.closed or session in self.failures

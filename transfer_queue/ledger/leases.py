@@ -21,6 +21,11 @@ class HeldLease:
     deadline: float | None  # None: bound to the trainer's incarnation
     groups: dict[str, Group] = field(default_factory=dict)
 
+    @property
+    def alone(self) -> bool:
+        """Whether its holder may get no other clock lease meanwhile."""
+        return any(group.suspect for group in self.groups.values())
+
 
 class LeaseBook:
     """All leases held, of all partitions.
@@ -33,6 +38,8 @@ class LeaseBook:
         self.epoch = epoch
         self.counter = 0
         self.held: dict[Token, HeldLease] = {}
+        self.idled = False
+        """A holder gave up its last clock lease: it may now get what it could not before, in any partition."""
         self._by_holder: dict[str, dict[Token, HeldLease]] = {}
         self._due: list[tuple[float, int, Token]] = []
 
@@ -66,10 +73,16 @@ class LeaseBook:
             del of_holder[lease.token]
             if not of_holder:
                 del self._by_holder[lease.holder]
+            self.idled |= self.first_clock(lease.holder) is None
 
     def of_holder(self, holder: str) -> list[HeldLease]:
         """In the order of granting."""
         return list(self._by_holder.get(holder, {}).values())
+
+    def first_clock(self, holder: str) -> HeldLease | None:
+        """The oldest clock lease of a holder. One that is `alone` is the only one."""
+        held = self._by_holder.get(holder, {}).values()
+        return next((lease for lease in held if lease.task.bind == "clock"), None)
 
     def next_due(self) -> float | None:
         """When the next clock lease runs out."""

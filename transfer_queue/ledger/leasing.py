@@ -9,7 +9,8 @@ from transfer_queue.ledger.checks import check_name, check_unique, some
 from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
 from transfer_queue.ledger.partition import Partition
-from transfer_queue.net.messages import Ack, Drop, Expire, Lease, Leased, Nack, Ok, ReleaseHolder, Renew
+from transfer_queue.ledger.ready import ReadyQueue
+from transfer_queue.net.messages import Ack, Drop, Expire, Lease, Leased, Nack, Ok, ReleaseHolder, Renew, TaskSpec
 
 if TYPE_CHECKING:
     from transfer_queue.ledger.ledger import Ledger
@@ -21,7 +22,9 @@ def lease(ledger: Ledger, m: Lease, now: float) -> Leased:
     if not can_lease(p, m):
         raise DeadlineExceeded(f"nothing to lease now for task {m.task!r} in partition {m.partition!r}")
     task = p.task(m.task)
-    uids = m.uids or p.queue_of(task).pop(m.groups)
+    source = _source(p, task, m)
+    assert source is not None
+    uids = m.uids or source.pop(1 if source is p.suspects else m.groups)
     held = p.lease(task, m.holder, [p.groups[uid] for uid in uids], now)
     ttl = task.ttl if task.bind == "clock" else 0.0
     return Leased(token=held.token, groups=[p.view(group) for group in held.groups.values()], ttl=ttl)
@@ -33,14 +36,35 @@ def can_lease(p: Partition, m: Lease) -> bool:
     check_name("holder", m.holder)
     if (m.groups > 0) == bool(m.uids):
         raise Invalid(f"a lease names either groups (> 0) or uids, not groups={m.groups} and {len(m.uids)} uids")
-    queue = p.queue_of(task)
+    source = _source(p, task, m)
     if not m.uids:
-        return len(queue) > 0
+        return source is not None and len(source) > 0
     check_unique("uid", m.uids)
     ended = [uid for uid in m.uids if (group := p.groups.get(uid)) is None or group.state == "trained"]
     if ended:
         raise NotFound(f"groups {some(ended)} are not in partition {p.name!r}, or have ended; lease the others")
-    return all(uid in queue for uid in m.uids)
+    if source is None or (source is p.suspects and len(m.uids) > 1):
+        return False
+    return all(uid in source for uid in m.uids)
+
+
+def _source(p: Partition, task: TaskSpec, m: Lease) -> ReadyQueue | None:
+    """What this holder may take from. A suspect goes, alone, to a holder that has nothing in hand (a worker that was
+    started for the dead one has nothing), and until it has ended that holder gets nothing else, in any partition."""
+    if task.stage == "rows":
+        return p.ready[task.name]
+    first = p.leases.first_clock(m.holder)
+    if first is not None:
+        return None if first.alone else p.pending
+    wants_suspect = m.uids[0] in p.suspects if m.uids else len(p.suspects) > 0
+    return p.suspects if wants_suspect else p.pending
+
+
+def offers(p: Partition, task: TaskSpec) -> bool:
+    """Whether there is something to lease for some holder."""
+    if task.stage == "rows":
+        return len(p.ready[task.name]) > 0
+    return len(p.pending) > 0 or len(p.suspects) > 0
 
 
 def renew(ledger: Ledger, m: Renew, now: float) -> Ok:
@@ -102,16 +126,18 @@ def drop(ledger: Ledger, m: Drop, now: float) -> Ok:
 
 
 def release_holder(ledger: Ledger, m: ReleaseHolder, now: float) -> Ok:
-    """The holder's clock leases end. A group that it held all alone may have killed it: that counts as a delivery.
+    """The holder's clock leases end. If it died, one of its groups may have killed it; a group that it held all alone
+    most likely has: that counts as a delivery.
 
     Leases bound to the trainer's incarnation stay: only the next incarnation ends them.
     """
+    reason = f"its holder {m.holder!r} died" if m.died else f"{m.holder!r} gave it back"
     held = [lease for lease in ledger.leases.of_holder(m.holder) if lease.task.bind == "clock"]
-    alone = sum(len(lease.groups) for lease in held) == 1
+    alone = m.died and sum(len(lease.groups) for lease in held) == 1
     for lease in held:
         p = ledger.partition(lease.partition)
         for group in list(lease.groups.values()):
-            p.give_back(group, now, f"its holder {m.holder!r} died", poison=alone)
+            p.give_back(group, now, reason, crash=m.died, poison=alone)
     return Ok()
 
 

@@ -113,6 +113,11 @@ class Ledger:
         """Whether a lease would get something now. Raises Invalid or NotFound if it never will."""
         return leasing.can_lease(self.partition(lease.partition), lease)
 
+    def offers(self, lease: m.Lease) -> bool:
+        """Whether some holder would get something for that task now."""
+        p = self.partition(lease.partition)
+        return leasing.offers(p, p.task(lease.task))
+
     def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> m.Located:
         """Where rows lie; missing keys are left out. Raises NotFound for a partition, or a field that a row lacks."""
         return queries.lookup(self.partition(partition), keys, fields)

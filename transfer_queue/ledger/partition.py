@@ -31,8 +31,8 @@ class Partition:
 
     - A uid that was ever admitted is either in `groups`, in exactly one state, or in `seen` (its end is final).
     - `by_state[s]` holds exactly the groups in state s, the one that is in it longest first.
-    - `pending` holds exactly the pending groups that have their prompt; `ready[t]` exactly the ready groups all of
-      whose rows have the fields that task t wants.
+    - `pending` and `suspects` together hold exactly the pending groups that have their prompt, each in the one for it;
+      `ready[t]` exactly the ready groups all of whose rows have the fields that task t wants.
     - No admission takes the groups that hold credit beyond `max_groups` (a restore may bring back more).
     - A group has at most one lease, whatever the task.
     """
@@ -47,6 +47,7 @@ class Partition:
         self.seen = SeenUids()
         self.by_state: dict[GroupState, dict[str, Group]] = {state: {} for state in (*OUTSTANDING, "trained")}
         self.pending = ReadyQueue()
+        self.suspects = ReadyQueue()
         self.ready: dict[str, ReadyQueue] = {}
         self.trained: dict[int, dict[str, None]] = {}  # step -> uids acked in it that are not final
         self.leases = leases
@@ -92,10 +93,6 @@ class Partition:
             reason=group.reason,
         )
 
-    def queue_of(self, task: TaskSpec) -> ReadyQueue:
-        """The groups that the task could lease."""
-        return self.pending if task.stage == "prompt" else self.ready[task.name]
-
     # --- moves ------------------------------------------------------------------------------------------------
 
     def add_group(self, group: Group) -> None:
@@ -137,12 +134,13 @@ class Partition:
             self.move(group, "generating" if task.stage == "prompt" else "training", now)
         return lease
 
-    def give_back(self, group: Group, now: float, reason: str, *, poison: bool = False) -> None:
-        """A lease on the group ends without its work being done: a new attempt, or death."""
+    def give_back(self, group: Group, now: float, reason: str, *, crash: bool = False, poison: bool = False) -> None:
+        """A lease on the group ends without its work being done: a new attempt, or death. `crash`: the holder died."""
         lease = group.lease
         assert lease is not None
         self.leases.end(group)
         self.redelivered += 1
+        group.crashes += crash
         group.delivered += poison
         if group.delivered >= lease.task.max_deliver:
             self.finish(group, "dead", f"{reason} (delivered {group.delivered} times)", now)
@@ -222,13 +220,14 @@ class Partition:
 
     def _offer(self, group: Group) -> None:
         if group.state == "pending" and not group.prompt_lost:
-            self.pending.add(group.order, group.uid)
+            (self.suspects if group.suspect else self.pending).add(group.order, group.uid)
         elif group.state == "ready":
             self.offer_ready(group)
 
     def _withdraw(self, group: Group) -> None:
         if group.state == "pending":
             self.pending.discard(group.uid)
+            self.suspects.discard(group.uid)
         elif group.state == "ready":
             for queue in self.ready.values():
                 queue.discard(group.uid)

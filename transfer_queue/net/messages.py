@@ -217,9 +217,11 @@ class Drop(Message, tag=True):
 
 
 class ReleaseHolder(Message, tag=True):
-    """`holder` is dead: its leases end, its groups go back under a new attempt."""
+    """The leases of `holder` end, its groups go back under a new attempt. If it `died`, they are suspected: a death
+    while it held one group alone counts toward max_deliver, others make groups be leased alone next time."""
 
     holder: str
+    died: bool = True
 
 
 class Expire(Message, tag=True):
