@@ -11,7 +11,10 @@ import numpy as np
 from agent_loop.trajectory import Trajectory
 from transfer_queue.keys import row_key
 
-PROMPT_FIELDS = ("raw_prompt", "data_source", "reward_model", "extra_info", "agent_name", "tools_kwargs")
+PROMPT_FIELDS = (
+    "raw_prompt", "data_source", "reward_model", "extra_info", "agent_name", "tools_kwargs", "tool_selection",
+    "images", "videos", "audios",
+)  # fmt: skip
 """Object columns of a prompt row, written at admission."""
 
 COPIED_FIELDS = ("raw_prompt", "data_source", "reward_model", "extra_info")

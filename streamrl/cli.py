@@ -84,8 +84,15 @@ def _checked(overrides: Sequence[str], config_dir: str | None) -> StreamRLConfig
     if loaded.inert:
         print(f"note: without effect here, kept for verl's sake: {', '.join(loaded.inert)}", file=sys.stderr)
     config = loaded.config
-    val_dataset(config)
-    steps = training_steps(config, len(train_dataset(config)))
+    train, val = train_dataset(config), val_dataset(config)
+    for key, dataset in (("data.train_files", train), ("data.val_files", val)):
+        if dataset is not None and dataset.left_out:
+            print(
+                f"note: {key}: {dataset.left_out} of {dataset.left_out + len(dataset)} prompts are longer than "
+                f"data.max_prompt_length={config.data.max_prompt_length} tokens and left out",
+                file=sys.stderr,
+            )
+    steps = training_steps(config, len(train))
     return replace(config, trainer=replace(config.trainer, total_training_steps=steps))
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import difflib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_loop.loop import AgentContext, Budgets, register_agent_loop
+from agent_loop.plugins import PluginError
 from agent_loop.seeds import derive_seed
 from agent_loop.tools.base import Tool, ToolContext, ToolError, check_arguments, tool_schema
 from agent_loop.tools.hermes import ToolCall, parse_tool_calls
@@ -28,7 +29,8 @@ class ToolAgent:
     """
 
     async def run(self, row: dict[str, Any], ctx: AgentContext) -> list[Trajectory]:
-        schemas = [tool_schema(tool) for tool in ctx.tools.values()]
+        tools = selected_tools(ctx.tools, row.get("tool_selection"))
+        schemas = [tool_schema(tool) for tool in tools.values()]
         trajectory = Trajectory(prompt_ids=ctx.chat.render_prompt(row["raw_prompt"], schemas), num_turns=1)
         for turn in itertools.count():
             tokens, reason = await ctx.sample(trajectory, turn)
@@ -42,7 +44,7 @@ class ToolAgent:
             if turn + 1 == ctx.budgets.max_turns:
                 ctx.count("truncated", 1)
                 break
-            results = await run_tools(calls, ctx, turn, row.get("tools_kwargs") or {})
+            results = await run_tools(calls, ctx, tools, turn, row.get("tools_kwargs") or {})
             context = ctx.chat.render_tool_results(results, after=tokens[-1])
             if len(context) >= ctx.room(trajectory):
                 ctx.count("truncated", 1)
@@ -52,12 +54,23 @@ class ToolAgent:
         return [trajectory]
 
 
-async def run_tools(calls: Sequence[ToolCall], ctx: AgentContext, turn: int, kwargs: dict[str, Any]) -> list[str]:
+def selected_tools(tools: Mapping[str, Tool], selection: Sequence[str] | None) -> Mapping[str, Tool]:
+    """Of all tools those that a row names; None: all. Raises PluginError for a name that is none of them."""
+    if selection is None:
+        return tools
+    if unknown := [name for name in selection if name not in tools]:
+        raise PluginError(f"tool_selection names {unknown[0]!r}; there is {', '.join(tools) or 'no tool'}")
+    return {name: tools[name] for name in selection}
+
+
+async def run_tools(
+    calls: Sequence[ToolCall], ctx: AgentContext, tools: Mapping[str, Tool], turn: int, kwargs: dict[str, Any]
+) -> list[str]:
     """The texts for the model, one per call that ran, and one more if there were too many calls."""
     allowed = calls[: ctx.budgets.max_parallel_calls]
     begun = ctx.clock()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_answer(call, ctx, turn, index, kwargs)) for index, call in enumerate(allowed)]
+        tasks = [group.create_task(_answer(call, ctx, tools, turn, i, kwargs)) for i, call in enumerate(allowed)]
     ctx.count("tool_seconds", ctx.clock() - begun)
     ctx.count("tool_calls", len(allowed))
     results = [_cut(task.result(), ctx.budgets) for task in tasks]
@@ -66,13 +79,15 @@ async def run_tools(calls: Sequence[ToolCall], ctx: AgentContext, turn: int, kwa
     return results
 
 
-async def _answer(call: ToolCall, ctx: AgentContext, turn: int, index: int, kwargs: dict[str, Any]) -> str:
+async def _answer(
+    call: ToolCall, ctx: AgentContext, tools: Mapping[str, Tool], turn: int, index: int, kwargs: dict[str, Any]
+) -> str:
     """The tool's text, or an error that the model can read."""
     if call.error:
         return _failed(ctx, call.error)
-    tool = ctx.tools.get(call.name)
+    tool = tools.get(call.name)
     if tool is None:
-        return _failed(ctx, _unknown(call.name, ctx.tools.keys()))
+        return _failed(ctx, _unknown(call.name, tools))
     if wrong := check_arguments(tool.parameters, call.arguments):
         return _failed(ctx, wrong)
     tool_ctx = ToolContext(derive_seed(ctx.seed, "tool", turn, index), ctx.sleep, kwargs.get(call.name) or {})

@@ -79,7 +79,11 @@ class ChatTokenizer:
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The conversation and the generation prompt of the assistant's next turn. `tools` are JSON schemas."""
-        return self.encode(self._render(messages, tools, add_generation_prompt=True))
+        return self.encode(self.prompt_text(messages, tools))
+
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """What `render_prompt` encodes."""
+        return self._render(messages, tools, add_generation_prompt=True)
 
     def render_tool_results(self, results: Sequence[str], *, after: int | None = None) -> list[int]:
         """What follows an assistant turn whose last token is `after`: the end of the turn if the model did not sample

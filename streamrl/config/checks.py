@@ -6,19 +6,18 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from agent_loop.loop import load_agent_loop
 from agent_loop.plugins import PluginError, is_path_spec
 from agent_loop.rewards import REWARDS
 from agent_loop.tools.base import load_tool
+from streamrl.config import data_files
 from streamrl.config.derive import NEEDS_CRITIC
 from streamrl.config.paths import defines, find, looked_in, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.errors import ConfigError
 
-DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 COMPARES_SAMPLES = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "grpo_passk", "gpg", "gdpo")
@@ -125,23 +124,19 @@ def _placement(config: StreamRLConfig) -> Iterator[str]:
 
 def _datasets(config: StreamRLConfig) -> Iterator[str]:
     data, trainer = config.data, config.trainer
-    if not data.train_files:
-        yield "data.train_files is not set; name jsonl, json or parquet files, or start with experiment=calculator"
+    if not data.train_files and not data.custom_cls.path:
+        yield "data.train_files is not set; name files (jsonl, parquet, ...), or start with experiment=calculator"
     if not data.val_files and (trainer.val_before_train or trainer.test_freq > 0):
         yield "data.val_files is not set; name files, or set trainer.val_before_train=false and trainer.test_freq=-1"
-    for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
-        for file in files:
-            yield from _dataset_file(key, file)
-
-
-def _dataset_file(key: str, file: str) -> Iterator[str]:
-    suffix = Path(file).suffix
-    if not Path(file).is_file() or not Path(file).is_absolute():
-        yield f"{key}: there is no file {file}{looked_in(file)}"
-    elif suffix not in DATA_SUFFIXES:
-        yield f"{key}: {file} ends in {suffix or 'nothing'}; readable are {', '.join(DATA_SUFFIXES)}"
-    elif suffix == ".parquet" and find_spec("pyarrow") is None:
-        yield f"{key}: reading {file} needs pyarrow; pip install 'streamrl[parquet]', or convert the file to jsonl"
+    if data.custom_cls.path:  # its files are its own business
+        if not data.custom_cls.name:
+            yield f"data.custom_cls.name is not set; name what gives the rows in {data.custom_cls.path}"
+        else:
+            yield from _file_object("data.custom_cls.path", data.custom_cls.path, data.custom_cls.name)
+        return
+    for key, entries in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
+        for entry in entries:
+            yield from data_files.problems(key, entry)
 
 
 def _model(config: StreamRLConfig) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from streamrl.config import data_files
 from streamrl.config.paths import find, split_file_object
 from streamrl.config.root import ActorRolloutRefConfig, StreamRLConfig
 from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
@@ -42,8 +43,9 @@ def derive(config: StreamRLConfig) -> StreamRLConfig:
 def _data(data: DataConfig, seed: int) -> DataConfig:
     return replace(
         data,
-        train_files=tuple(map(_existing, data.train_files)),
-        val_files=tuple(map(_existing, data.val_files)),
+        train_files=tuple(map(data_files.absolute, data.train_files)),
+        val_files=tuple(map(data_files.absolute, data.val_files)),
+        custom_cls=replace(data.custom_cls, path=_existing(data.custom_cls.path) if data.custom_cls.path else None),
         seed=seed if data.seed is None else data.seed,
     )
 

@@ -9,17 +9,17 @@ from typing import Any
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
-RENAMED: dict[str, str] = {"custom_reward_function": "reward.custom_reward_function"}
-"""Old place -> its place now."""
+RENAMED: dict[str, str] = {
+    "custom_reward_function": "reward.custom_reward_function",
+    "data.input_key": "data.prompt_key",  # slime
+}
+"""Old place (or another framework's name) -> its place now."""
 
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "data.gen_batch_size": (None,),
-    "data.filter_overlong_prompts": (False,),
-    "data.truncation": ("error",),
     "data.validation_shuffle": (False,),
     "data.trust_remote_code": (False,),
     "data.apply_chat_template_kwargs": ({}, None),
-    "data.custom_cls.path": (None,),
     "data.tool_config_path": (None,),
     f"{_MODEL}.trust_remote_code": (False,),
     f"{_MODEL}.lora_adapter_path": (None,),
@@ -72,9 +72,6 @@ INERT: tuple[str, ...] = (
     "data.return_raw_chat",
     "data.val_batch_size",  # the whole set at once
     "data.return_multi_modal_inputs",
-    "data.image_key",
-    "data.video_key",
-    "data.audio_key",
     "data.dataloader_num_workers",
     "data.filter_overlong_prompts_workers",
     "actor_rollout_ref.hybrid_engine",

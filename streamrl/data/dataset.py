@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from streamrl.data.columns import DEFAULT, Columns
+from streamrl.data.lengths import PromptLimit
 from streamrl.data.order import permutation
-from streamrl.data.reading import read_rows
+from streamrl.data.reading import Placed, rows_of
 from streamrl.data.rows import prompt_row
 from streamrl.errors import DatasetError
 
@@ -23,39 +25,56 @@ class PromptDataset:
     >>> dataset.at(epoch=0, position=0)["raw_prompt"]
     """
 
-    def __init__(self, rows: Sequence[dict[str, Any]], *, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self, rows: Sequence[dict[str, Any]], *, seed: int = 0, shuffle: bool = True, left_out: int = 0
+    ) -> None:
         """Raises ValueError if there are no rows."""
         if not rows:
             raise ValueError("a dataset needs at least one row")
-        self._rows = list(rows)
+        self._rows = rows
         self.seed = seed
         self.shuffle = shuffle
+        self.left_out = left_out
+        """Rows that were read and had too long a prompt."""
         self._order = lru_cache(maxsize=2)(self._make_order)  # the feeder crosses at most one epoch boundary at a time
 
     @classmethod
-    def from_files(
+    def from_files(cls, files: Sequence[str | Path], **options: Any) -> PromptDataset:
+        """`from_rows` over all files, one after the other (streamrl.config.data_files says what a file may be)."""
+        return cls.from_rows(rows_of(files), ", ".join(map(str, files)) or "no files", **options)
+
+    @classmethod
+    def from_rows(
         cls,
-        files: Sequence[str | Path],
+        rows: Iterable[Placed],
+        source: str,
         *,
         seed: int = 0,
         shuffle: bool = True,
         max_samples: int = -1,
-        prompt_key: str = "prompt",
-        source_key: str = "data_source",
+        columns: Columns = DEFAULT,
+        limit: PromptLimit | None = None,
     ) -> PromptDataset:
-        """Rows of all files, one after the other. With `max_samples` >= 0 a part of them, drawn by the seed if
-        `shuffle`, else the first. Raises DatasetError naming file, line and column."""
-        rows = [
-            prompt_row(row, place, prompt_key=prompt_key, source_key=source_key)
-            for file in files
-            for place, row in read_rows(Path(file))
-        ]
-        if 0 <= max_samples < len(rows):
-            chosen = permutation(len(rows), seed, -1) if shuffle else np.arange(len(rows))
-            rows = [rows[index] for index in np.sort(chosen[:max_samples])]
-        if not rows:
-            raise DatasetError(f"no rows in {', '.join(map(str, files)) or 'no files'} (max_samples={max_samples})")
-        return cls(rows, seed=seed, shuffle=shuffle)
+        """Rows as some framework wrote them, checked. With `max_samples` >= 0 a part of them, drawn by the seed if
+        `shuffle`, else the first; `limit` then says what happens to long prompts. Raises DatasetError naming file, line
+        and column; `source` is the word for all rows in it."""
+        places, prompts = [], []
+        for place, row in rows:
+            places.append(place)
+            prompts.append(prompt_row(row, place, columns))
+        if 0 <= max_samples < len(prompts):
+            chosen = permutation(len(prompts), seed, -1) if shuffle else np.arange(len(prompts))
+            kept = np.sort(chosen[:max_samples])
+            places, prompts = [places[index] for index in kept], [prompts[index] for index in kept]
+        if not prompts:
+            raise DatasetError(f"no rows in {source} (max_samples={max_samples})")
+        fitting = prompts if limit is None else limit.apply(prompts, places)
+        if not fitting:
+            raise DatasetError(
+                f"every prompt in {source} is longer than data.max_prompt_length="
+                f"{limit.max_tokens if limit else 0} tokens; raise it"
+            )
+        return cls(fitting, seed=seed, shuffle=shuffle, left_out=len(prompts) - len(fitting))
 
     def __len__(self) -> int:
         return len(self._rows)

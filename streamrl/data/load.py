@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agent_loop.loops.tool import selected_tools
+from agent_loop.plugins import PluginError, load_from_file
+from agent_loop.rendering.chat import ChatTokenizer, RenderingError
+from agent_loop.tools.base import Tool, load_tool, tool_schema
 from streamrl.config import StreamRLConfig
+from streamrl.config.sections.data import DataConfig
+from streamrl.data.columns import Columns
 from streamrl.data.dataset import PromptDataset
+from streamrl.data.lengths import PromptLimit
+from streamrl.data.reading import Placed, rows_from, rows_of
 from streamrl.errors import DatasetError
 
 
 def train_dataset(config: StreamRLConfig) -> PromptDataset:
     """Raises DatasetError, also when there are fewer prompts than one batch takes."""
     data = config.data
-    dataset = PromptDataset.from_files(
-        data.train_files,
-        seed=data.seed or 0,
-        shuffle=data.shuffle,
-        max_samples=data.train_max_samples,
-        prompt_key=data.prompt_key,
-        source_key=data.reward_fn_key,
-    )
+    dataset = _dataset(config, "train", data.train_files, data.train_max_samples, data.seed or 0, data.shuffle)
     if len(dataset) < data.train_batch_size:
         raise DatasetError(
             f"{', '.join(data.train_files)}: {len(dataset)} prompts are fewer than data.train_batch_size="
@@ -29,18 +33,87 @@ def train_dataset(config: StreamRLConfig) -> PromptDataset:
 def val_dataset(config: StreamRLConfig) -> PromptDataset | None:
     """In the order of the files; None when no validation file is named. Raises DatasetError."""
     data = config.data
-    if not data.val_files:
-        return None
-    return PromptDataset.from_files(
-        data.val_files,
-        shuffle=False,
-        max_samples=data.val_max_samples,
-        prompt_key=data.prompt_key,
-        source_key=data.reward_fn_key,
-    )
+    return _dataset(config, "val", data.val_files, data.val_max_samples, 0, False) if data.val_files else None
 
 
 def training_steps(config: StreamRLConfig, rows: int) -> int:
     """`trainer.total_training_steps`, or what `trainer.total_epochs` over `rows` prompts makes."""
     trainer = config.trainer
     return trainer.total_training_steps or trainer.total_epochs * (rows // config.data.train_batch_size)
+
+
+def _dataset(
+    config: StreamRLConfig, split: str, files: tuple[str, ...], max_samples: int, seed: int, shuffle: bool
+) -> PromptDataset:
+    return PromptDataset.from_rows(
+        _rows(config.data, files, split),
+        ", ".join(files) or "no files",
+        seed=seed,
+        shuffle=shuffle,
+        max_samples=max_samples,
+        columns=columns_of(config.data),
+        limit=_limit(config),
+    )
+
+
+def columns_of(data: DataConfig) -> Columns:
+    """Keys that were set replace the table's names; those at their default only add to it."""
+    default = DataConfig()
+    keys = {
+        "prompt": (data.prompt_key, default.prompt_key),
+        "data_source": (data.reward_fn_key, default.reward_fn_key),
+        "ground_truth": (data.label_key, None),
+        "extra_info": (data.metadata_key, None),
+        "images": (data.image_key, default.image_key),
+        "videos": (data.video_key, default.video_key),
+        "audios": (data.audio_key, default.audio_key),
+    }
+    return Columns({column: key for column, (key, usual) in keys.items() if key is not None and key != usual})
+
+
+def _rows(data: DataConfig, files: tuple[str, ...], split: str) -> Iterable[Placed]:
+    if not data.custom_cls.path:
+        return rows_of(files)
+    spec = f"{data.custom_cls.path}:{data.custom_cls.name}"
+    try:
+        made = load_from_file(spec, "dataset")(data_files=list(files), config=data, split=split)
+        return rows_from(spec, _each(made))
+    except PluginError as error:
+        raise DatasetError(f"data.custom_cls: {error}") from error
+    except TypeError as error:
+        raise DatasetError(
+            f"data.custom_cls: {spec} is called with data_files, config and split and gives rows: {error}"
+        ) from error
+
+
+def _each(rows: Any) -> Iterable[Any]:
+    """By index where there is one: a map-style dataset need not end with IndexError."""
+    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
+        return (rows[index] for index in range(len(rows)))
+    return iter(rows)
+
+
+def _limit(config: StreamRLConfig) -> PromptLimit | None:
+    """None without a tokenizer (a configuration that was not checked)."""
+    model, data, rollout = config.actor_rollout_ref.model, config.data, config.actor_rollout_ref.rollout
+    if not (path := model.tokenizer_path or model.path):
+        return None
+    try:
+        chat = ChatTokenizer.from_pretrained(path)
+        loaded = [load_tool(spec, **settings) for spec, settings in rollout.tools.items()]
+    except (RenderingError, PluginError) as error:
+        raise DatasetError(f"the prompts cannot be counted: {error}") from error
+    tools = {tool.name: tool for tool in loaded}
+    default = rollout.agent.default_agent_loop
+    return PromptLimit(
+        chat,
+        data.max_prompt_length,
+        "drop" if data.filter_overlong_prompts else data.truncation,
+        lambda row: _schemas(row, tools, default),
+    )
+
+
+def _schemas(row: dict[str, Any], tools: Mapping[str, Tool], default_loop: str) -> list[dict[str, Any]]:
+    if (row["agent_name"] or default_loop) != "tool_agent":
+        return []
+    return [tool_schema(tool) for tool in selected_tools(tools, row["tool_selection"]).values()]

@@ -1,13 +1,15 @@
-"""Raw rows of jsonl, json and parquet files, each with the place it came from."""
+"""Raw rows of dataset files, one after the other, each with the place it came from. Formats: READERS."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from streamrl.config.data_files import HF, NEEDS_PYARROW, HFDataset, directory_files, files_of
 from streamrl.errors import DatasetError
 
 
@@ -15,7 +17,7 @@ from streamrl.errors import DatasetError
 class Place:
     """Where a row stands: `number` counts from 1, lines of a jsonl file and rows of the others."""
 
-    file: Path
+    file: Path | str
     unit: str
     number: int
 
@@ -23,20 +25,47 @@ class Place:
         return f"{self.file}, {self.unit} {self.number}"
 
 
-def read_rows(file: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+Placed = tuple[Place, dict[str, Any]]
+
+
+def rows_of(entries: Iterable[str | Path]) -> Iterator[Placed]:
+    """The rows of files, directories, patterns and `hf:` datasets (streamrl.config.data_files) in order. Only one file
+    is open at a time. Raises DatasetError naming file and line."""
+    for entry in map(str, entries):
+        if not entry.startswith(HF):
+            files = files_of(entry)
+        elif saved := HFDataset.parse(entry).saved():
+            files = directory_files(saved)
+        else:
+            yield from _hub(entry)
+            continue
+        for file in files:
+            yield from read_rows(file)
+
+
+def read_rows(file: Path) -> Iterator[Placed]:
     """The rows of one file in order. Raises DatasetError naming file and line."""
     reader = READERS.get(file.suffix)
     if reader is None:
         raise DatasetError(f"{file} ends in {file.suffix or 'nothing'}; readable are {', '.join(READERS)}")
     try:
-        for place, row in reader(file):
-            if not isinstance(row, dict):
-                raise DatasetError(f"{place}: expected an object with columns, found {found(row)}")
-            yield place, row
+        yield from _checked(reader(file))
     except FileNotFoundError as error:
         raise DatasetError(f"there is no dataset file {file}") from error
     except OSError as error:
         raise DatasetError(f"cannot read the dataset file {file}: {error.strerror}") from error
+
+
+def rows_from(name: str, rows: Iterable[Any]) -> Iterator[Placed]:
+    """Rows that something other than a file gives, placed by their number."""
+    return _checked((Place(name, "row", number), row) for number, row in enumerate(rows, 1))
+
+
+def _checked(rows: Iterable[tuple[Place, Any]]) -> Iterator[Placed]:
+    for place, row in rows:
+        if not isinstance(row, dict):
+            raise DatasetError(f"{place}: expected an object with columns, found {found(row)}")
+        yield place, row
 
 
 def _jsonl(file: Path) -> Iterator[tuple[Place, Any]]:
@@ -66,27 +95,66 @@ def _parsed(text: bytes, place: Place) -> Any:
 
 
 def _parquet(file: Path) -> Iterator[tuple[Place, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise DatasetError(
-            f"reading {file} needs pyarrow: pip install 'streamrl[parquet]', or convert the file to jsonl"
-        ) from error
-    number = 0
+    parquet = _pyarrow(file, "pyarrow.parquet")
     with file.open("rb") as source:
-        try:
-            for batch in parquet.ParquetFile(source).iter_batches():
-                for row in batch.to_pylist():
+        yield from _batches(file, lambda: parquet.ParquetFile(source).iter_batches())
+
+
+def _arrow(file: Path) -> Iterator[tuple[Place, Any]]:
+    """An IPC file begins with a magic; a stream (what `datasets` saves) does not."""
+    ipc = _pyarrow(file, "pyarrow.ipc")
+
+    def batches() -> Iterable[Any]:
+        if source.read(6) != b"ARROW1":
+            source.seek(0)
+            return ipc.open_stream(source)
+        reader = ipc.open_file(source)
+        return (reader.get_batch(index) for index in range(reader.num_record_batches))
+
+    with file.open("rb") as source:
+        yield from _batches(file, batches)
+
+
+def _batches(file: Path, batches: Callable[[], Iterable[Any]]) -> Iterator[tuple[Place, Any]]:
+    from pyarrow import ArrowException
+
+    number = 0
+    try:
+        for batch in batches():
+            for start in range(0, len(batch), 1024):  # as Python values a batch takes ten times its bytes
+                for row in batch.slice(start, 1024).to_pylist():
                     number += 1
                     yield Place(file, "row", number), row
-        except ArrowException as error:
-            raise DatasetError(f"{file}: not a readable parquet file (after row {number}): {error}") from error
+    except ArrowException as error:
+        raise DatasetError(f"{file}: not a readable {file.suffix[1:]} file (after row {number}): {error}") from error
+
+
+def _pyarrow(file: Path, module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DatasetError(f"reading {file} {NEEDS_PYARROW}") from error
+
+
+def _hub(entry: str) -> Iterator[Placed]:
+    """By the `datasets` library, which keeps a memory-mapped copy in its cache. HF_HUB_OFFLINE is its to honour."""
+    wanted = HFDataset.parse(entry)
+    try:
+        datasets = import_module("datasets")
+    except ImportError as error:
+        raise DatasetError(f"{entry} needs the datasets library; pip install 'streamrl[datasets]'") from error
+    try:
+        loaded = datasets.load_dataset(wanted.name, wanted.config, split=wanted.split)
+    except Exception as error:
+        raise DatasetError(f"{entry} cannot be loaded: {type(error).__name__}: {error}") from error
+    yield from rows_from(entry, loaded)
 
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[Place, Any]]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".parquet": _parquet,
+    ".arrow": _arrow,
 }
 
 

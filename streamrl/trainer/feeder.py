@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agent_loop.rows import PROMPT_FIELDS
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, QueueFull
 from transfer_queue.keys import prompt_uid
@@ -30,9 +31,6 @@ class PromptSource(Protocol):
         ...
 
 
-PROMPT_FIELDS = ("raw_prompt", "data_source", "reward_model", "extra_info", "agent_name", "tools_kwargs")
-
-
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """One admission: specs and the object columns of their prompt rows."""
@@ -42,13 +40,14 @@ class Prompts:
 
 
 def prompts_at(source: PromptSource, orders: list[int], n: int, tag: dict[str, Any] | None = None) -> Prompts:
-    """The prompts with these dispatch orders."""
+    """The prompts with these dispatch orders; `n` sessions each where a row has no "n" of its own."""
     specs: list[GroupSpec] = []
     columns: dict[str, list[Any]] = {name: [] for name in PROMPT_FIELDS}
     for order in orders:
         epoch, position = divmod(order, len(source))
         row = source.at(epoch, position)
-        specs.append(GroupSpec(prompt_uid(epoch, position), n, order, tag={**(tag or {}), "index": row["index"]}))
+        own_tag = {**(tag or {}), "index": row["index"]}
+        specs.append(GroupSpec(prompt_uid(epoch, position), row.get("n") or n, order, tag=own_tag))
         for name in PROMPT_FIELDS:
             columns[name].append(row.get(name))
     return Prompts(specs, columns)

@@ -9,7 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import mean
 
-from streamrl.trainer.feeder import PROMPT_FIELDS, PromptSource
+from agent_loop.rows import PROMPT_FIELDS
+from streamrl.trainer.feeder import PromptSource
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.net.messages import Group, GroupSpec, TaskSpec

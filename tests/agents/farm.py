@@ -63,7 +63,7 @@ class Farm:
             "agent_name": None, "tools_kwargs": None,
         } | columns  # fmt: skip
         specs = [GroupSpec(uid, n, order, tag=tag or {}) for order, uid in enumerate(uids)]
-        await self.trainer.admit(partition, specs, {name: [prompt[name]] * len(uids) for name in PROMPT_FIELDS})
+        await self.trainer.admit(partition, specs, {name: [prompt.get(name)] * len(uids) for name in PROMPT_FIELDS})
 
     async def settled(self, count: int, *, partition: str = "train", wait: float = 10_000) -> dict[str, Group]:
         """The groups by uid, once `count` of them are neither pending nor generating."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent_loop.llm.client import RoutedClient
 from agent_loop.llm.protocol import SamplingParams
 from agent_loop.loop import AgentContext, Budgets, load_agent_loop
+from agent_loop.plugins import PluginError
 from agent_loop.tools.base import Tool, ToolContext, ToolError, load_tool
 from agent_loop.trajectory import Trajectory
 from streamrl.rollout.virtual_clock import run_virtual
@@ -241,6 +242,21 @@ def test_a_tool_gets_what_the_row_says_to_it() -> None:
     ctx = AgentContext(llm, CHAT, SamplingParams(1), Budgets(response_length=900), "s", 0, {"slow": tool})
     run_virtual(load_agent_loop("tool_agent").run(row, ctx))
     assert tool.contexts[0].kwargs == {"secret": 5}
+
+
+def test_a_row_may_select_its_tools() -> None:
+    tools = {"slow": Slow(), "calculator": load_tool("calculator")}
+
+    def play_row(selection: list[str] | None) -> FakeServer:
+        server = FakeServer(says(slow(0), "= 1"))
+        ctx = AgentContext(RoutedClient({"a": server}), CHAT, SamplingParams(1), Budgets(900), "s", 0, tools)
+        run_virtual(load_agent_loop("tool_agent").run({**ROW, "tool_selection": selection}, ctx))
+        return server
+
+    assert "= 1" not in CHAT.decode(play_row(None).calls[-1][1])
+    assert "unknown tool 'slow'" in CHAT.decode(play_row(["calculator"]).calls[-1][1])
+    with pytest.raises(PluginError, match="tool_selection names 'nothing'; there is slow, calculator"):
+        play_row(["nothing"])
 
 
 def test_budgets_are_checked() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+
+CALCULATOR = Path(__file__).parents[2] / "examples/calculator/model"
 
 
 @pytest.fixture
@@ -19,7 +22,9 @@ def valid(tmp_path: Path) -> list[str]:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    (model / "tokenizer.json").write_text("{}")
+    for file in CALCULATOR.glob("*token*"):
+        shutil.copy(file, model)
+    shutil.copy(CALCULATOR / "chat_template.jinja", model)
     (tmp_path / "reward.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0\n"
     )

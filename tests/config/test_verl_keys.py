@@ -39,7 +39,6 @@ def test_a_typical_verl_script_is_accepted_and_its_inert_keys_are_named_once(val
     ("argument", "usual"),
     [
         ("actor_rollout_ref.model.trust_remote_code=True", "false"),
-        ("data.truncation=left", "error"),
         ("reward.reward_model.enable=True", "false"),
         ("trainer.use_v1=False", "true"),
     ],

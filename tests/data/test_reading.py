@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streamrl.data import DatasetError, PromptDataset
+from streamrl.data.columns import Columns
 
 GOOD: dict[str, Any] = {"prompt": "1 + 1 = ?", "data_source": "sum", "reward_model": {"ground_truth": 2}}
 
@@ -24,10 +25,16 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
             from pyarrow import parquet
 
             parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        case ".arrow":
+            pyarrow = pytest.importorskip("pyarrow")
+            table = pyarrow.Table.from_pylist(rows)
+            make = pyarrow.ipc.new_stream if "stream" in path.name else pyarrow.ipc.new_file
+            with make(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=2)
     return path
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".arrow", ".stream.arrow"])
 def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str):
     rows = [GOOD | {"prompt": [{"role": "user", "content": f"{i}?"}], "extra_info": {"index": i}} for i in range(3)]
     dataset = PromptDataset.from_files([written(tmp_path / f"data{suffix}", rows)], shuffle=False)
@@ -50,6 +57,11 @@ def test_a_plain_prompt_is_one_user_message(tmp_path: Path):
         "extra_info": {},
         "agent_name": None,
         "tools_kwargs": {},
+        "tool_selection": None,
+        "n": None,
+        "images": None,
+        "videos": None,
+        "audios": None,
         "index": 0,
     }
 
@@ -64,7 +76,7 @@ def test_tools_kwargs_come_from_their_column_or_from_extra_info(tmp_path: Path):
 def test_prompt_and_source_columns_can_be_renamed(tmp_path: Path):
     row = {"question": "1?", "task": "sum", "reward_model": {"ground_truth": 1}}
     file = written(tmp_path / "a.jsonl", [row])
-    dataset = PromptDataset.from_files([file], prompt_key="question", source_key="task")
+    dataset = PromptDataset.from_files([file], columns=Columns({"prompt": "question", "data_source": "task"}))
     assert dataset.row(0)["data_source"] == "sum"
 
 
@@ -78,19 +90,29 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"prompt": None}, "line 2: column 'prompt' is missing; the row has prompt, data_source, reward_model"),
+        (
+            {"prompt": None},
+            "line 2: column 'prompt' (and input) is missing; the row has prompt, data_source",
+        ),
         ({"prompt": 3}, "line 2, column 'prompt': expected chat messages or a string, found int 3"),
         ({"prompt": []}, "line 2, column 'prompt': expected chat messages or a string, found list []"),
         ({"prompt": [{"role": "boss", "content": "x"}]}, "column 'prompt', message 1: expected"),
         ({"prompt": [{"role": "user", "content": "x"}, {"role": "user"}]}, "column 'prompt', message 2: expected"),
-        ({"data_source": None}, "line 2: column 'data_source' is missing"),
+        ({"data_source": None}, "line 2: column 'data_source' (and env_class) is missing"),
         ({"data_source": 7}, "line 2, column 'data_source': expected a string, found int 7"),
-        ({"reward_model": None}, "line 2: column 'reward_model' is missing"),
+        (
+            {"reward_model": None},
+            "column 'reward_model' (and reward_spec, ground_truth, answer, solution, label) is missing",
+        ),
         ({"reward_model": "2"}, "column 'reward_model': expected an object, found str"),
         ({"reward_model": {"style": "rule"}}, "column 'reward_model': expected a key 'ground_truth', found dict"),
         ({"extra_info": [1]}, "column 'extra_info': expected an object, found list [1]"),
         ({"agent_name": 1}, "column 'agent_name': expected a string, found int 1"),
         ({"tools_kwargs": "x"}, "column 'tools_kwargs': expected an object, found str"),
+        ({"tool_selection": ["a", 1]}, "column 'tool_selection': expected a list of tool names"),
+        ({"n": 0}, "column 'n': expected a number of samples from 1 to 4096, found int 0"),
+        ({"__rollout_n__": "4"}, "column '__rollout_n__': expected a number of samples"),
+        ({"images": "a.png"}, "column 'images': expected a list, found str"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_line_and_column(tmp_path: Path, change: dict[str, Any], says: str):
@@ -110,13 +132,14 @@ def test_a_malformed_row_is_named_by_file_line_and_column(tmp_path: Path, change
         ("a.jsonl", b"", "no rows in"),
         ("a.json", b"{}", "expected a JSON array of rows, found dict {}"),
         ("a.json", b"[\n{},\n{,\n]", "a.json, line 3: not valid JSON at character 2"),
-        ("a.json", b"[{}, 3]", "row 1: column 'prompt' is missing; the row has no columns"),
-        ("a.csv", b"", "ends in .csv; readable are .jsonl, .json, .parquet"),
+        ("a.json", b"[{}, 3]", "row 1: column 'prompt' (and input) is missing; the row has no columns"),
+        ("a.csv", b"", "ends in .csv; readable are .jsonl, .json, .parquet, .arrow"),
         ("a.parquet", b"not parquet", "not a readable parquet file"),
+        ("a.arrow", b"not arrow", "not a readable arrow file"),
     ],
 )
 def test_a_file_that_is_no_dataset_says_why(tmp_path: Path, name: str, content: bytes, says: str):
-    if name.endswith(".parquet"):
+    if name.endswith((".parquet", ".arrow")):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DatasetError) as caught:

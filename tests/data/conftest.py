@@ -1,0 +1,3 @@
+from tests.config.conftest import valid
+
+__all__ = ["valid"]
