@@ -28,6 +28,10 @@ from agent_loop.trajectory import Trajectory
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+SAMPLED_SESSIONS = "sampled_sessions"
+"""In a group's tag: how many of its sessions are sampled as configured; those after them are greedy. (A baseline for the
+others: ReMax.)"""
+
 MAX_REASON = 500
 """Characters of a failure's reason that the queue keeps."""
 
@@ -83,7 +87,7 @@ class SessionRunner:
         return AgentContext(
             llm=MeteredClient(self.llm, metrics),
             chat=self.chat,
-            sampling=group_sampling(self.sampling, tag, self.chat),
+            sampling=session_sampling(self.sampling, tag, session, self.chat),
             budgets=self.budgets,
             session=f"{partition}/{uid}_{session}",
             seed=derive_seed(self.seed, uid, session),
@@ -154,9 +158,12 @@ class SessionRunner:
         self.on_span("session", begun, ctx.clock(), **labels, **fields)
 
 
-def group_sampling(base: SamplingParams, tag: Mapping[str, Any], chat: ChatTokenizer) -> SamplingParams:
-    """The sampling of a group: the run's, changed by the group's tag; stop tokens are the model's unless given."""
-    temperature = 0.0 if tag.get("greedy") else float(tag.get("temperature", base.temperature))
+def session_sampling(
+    base: SamplingParams, tag: Mapping[str, Any], session: int, chat: ChatTokenizer
+) -> SamplingParams:
+    """The sampling of a session: the run's, changed by its group's tag; stop tokens are the model's unless given."""
+    greedy = tag.get("greedy") or session >= int(tag.get(SAMPLED_SESSIONS, session + 1))
+    temperature = 0.0 if greedy else float(tag.get("temperature", base.temperature))
     return replace(
         base,
         temperature=temperature,

@@ -107,6 +107,17 @@ def test_the_groups_tag_decides_the_sampling_and_val_may_open_later() -> None:
     run_virtual(main())
 
 
+def test_sessions_beyond_the_sampled_ones_are_greedy() -> None:
+    async def main() -> None:
+        async with farm("= 391") as f:
+            f.start("agent-0", default_agent_loop="single_turn_agent")
+            await f.admit(["g"], n=3, tag={"sampled_sessions": 2})
+            await f.settled(1)
+            assert sorted(sampling.temperature for _, _, sampling in f.server.calls) == [0.0, 1.0, 1.0]
+
+    run_virtual(main())
+
+
 def test_sessions_that_are_closed_already_do_not_run_again() -> None:
     async def main() -> None:
         async with farm("= 391", seconds=10.0) as f:
