@@ -20,7 +20,7 @@ from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo, Worker
 from streamrl.weight_sync import WeightInfo, WeightStore
-from streamrl.workers.batch import Rows
+from streamrl.workers.batch import MicroBatching, Rows
 from streamrl.workers.engine.base import Engine, StepOutput
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.engine.schedule import Schedule
@@ -73,7 +73,7 @@ class ActorWorker(Worker):
     def init_model(self) -> dict[str, Any]:
         """Load the model and connect to the queue. Facts about the model."""
         self._store = connect(self._queue, f"actor-{self.rank.rank}")
-        engine = EngineRegistry.get("language_model", self.settings.actor.strategy)(self.rank, self.settings)
+        engine = EngineRegistry.get("language_model", self.settings.actor.strategy)(self.rank, self.settings.engine())
         facts = engine.initialize()
         self._engine = engine
         return facts
@@ -85,13 +85,11 @@ class ActorWorker(Worker):
         """Write `old_log_probs` and `entropy` f32[R] of the current weights, cut to the response here."""
         began, info = time.perf_counter(), batch.extra_info or {}
         rows, bytes_read = self._read(batch, fields_read("compute_log_prob", self.settings.pi_old, None))
-        log_probs, entropy = self.engine.infer(
-            rows, temperature=_temperature(info), max_tokens=self.settings.actor.ppo_max_token_len_per_gpu
-        )
-        written = sum(values.nbytes for values in (*log_probs, *entropy))
+        found = self.engine.infer(rows, temperature=_temperature(info), micro=self._micro_batching())
+        written = sum(values.nbytes for column in found.values() for values in column)
         if len(rows):
             tags = [{"old_log_probs_version": int(info["version"])} for _ in batch.keys] if "version" in info else None
-            columns = {"old_log_probs": log_probs, "entropy": entropy}
+            columns = {"old_log_probs": found["log_probs"], "entropy": found["entropy"]}
             self._rows().put(_partition(batch), batch.keys, columns, tags=tags, token=batch.token)
         return {
             "data/bytes_read": Total(bytes_read),
@@ -146,10 +144,16 @@ class ActorWorker(Worker):
                 loss = ActorLoss(settings.actor, settings.correction, MiniBatchSize(float(tokens), float(sequences)))
                 step = self.engine.train_batch(
                     rows.take(indices), loss, lr=lr, temperature=_temperature(info),
-                    max_tokens=settings.actor.ppo_max_token_len_per_gpu,
+                    micro=self._micro_batching(),
                 )  # fmt: skip
                 steps.append(step)
         return steps
+
+    def _micro_batching(self) -> MicroBatching:
+        actor = self.settings.actor
+        if actor.use_dynamic_bsz:
+            return MicroBatching(max_tokens=actor.ppo_max_token_len_per_gpu)
+        return MicroBatching(max_rows=actor.ppo_micro_batch_size_per_gpu)
 
     def _learning_rate(self, info: dict[str, Any]) -> float:
         """Of the schedule, for stale samples divided by their age if the configuration says so."""

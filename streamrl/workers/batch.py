@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from streamrl.single_controller.balance import balanced_partitions, row_cost
+
 
 @dataclass(slots=True)
 class Rows:
@@ -42,19 +44,51 @@ class Rows:
         return np.concatenate(self.columns[name]) if len(self) else np.zeros(0, np.float32)
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of rows in micro-batches of at most `max_tokens` padded tokens (rows x longest).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatching:
+    """How the rows of a rank are cut into micro-batches: by tokens, by rows, or both; neither: all rows are one."""
 
-    Rows of like length go together, so that little is padded. A row longer than `max_tokens` is alone.
-    """
-    batches: list[list[int]] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not batches or (len(batches[-1]) + 1) * longest > max_tokens:
-            batches.append([])
-            longest = lengths[index]
-        batches[-1].append(index)
-    return batches
+    max_tokens: int | None = None
+    """Of a micro-batch, padding counted. A longer row is alone."""
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("max_tokens", self.max_tokens), ("max_rows", self.max_rows)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"MicroBatching: {name}={limit}; at least 1, or None for no limit")
+
+    def cut(self, lengths: Sequence[int], *, packed: bool) -> list[list[int]]:
+        """Indices of rows in as few micro-batches as the longest-first order gives.
+
+        Rows of like length go together. `packed` rows count their tokens, else each counts as the longest.
+        """
+        batches: list[list[int]] = []
+        longest = tokens = 0
+        for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+            size = tokens + lengths[index] if packed else (len(batches[-1]) + 1) * longest if batches else 0
+            if not batches or self._over(size, len(batches[-1]) + 1):
+                batches.append([])
+                longest, tokens = lengths[index], 0
+            tokens += lengths[index]
+            batches[-1].append(index)
+        return batches
+
+    def spread(self, lengths: Sequence[int], count: int, *, packed: bool) -> list[list[int]]:
+        """Exactly `count` micro-batches, some of which may be empty: ranks run in step, so all run as many as the one
+        that needs most. Packed rows are balanced by what they cost; padded ones of like length stay together."""
+        batches = self.cut(lengths, packed=packed)
+        if len(batches) > count:
+            raise ValueError(f"{len(lengths)} rows need {len(batches)} micro-batches of {self}, more than {count}")
+        if packed and count > 1:
+            even = balanced_partitions([row_cost(length) for length in lengths], count)
+            if not any(self._over(sum(lengths[i] for i in part), len(part)) for part in even if len(part) > 1):
+                batches = [sorted(part, key=lambda i: (-lengths[i], i)) for part in even]
+        return batches + [[] for _ in range(count - len(batches))]
+
+    def _over(self, tokens: int, rows: int) -> bool:
+        return (self.max_tokens is not None and tokens > self.max_tokens) or (
+            self.max_rows is not None and rows > self.max_rows
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +108,57 @@ class Padded:
     """i64[T]: the row of each."""
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A micro-batch of B rows one after the other, N tokens, attention staying within each; as `Padded` otherwise."""
+
+    input_ids: np.ndarray
+    """i64[1, N]."""
+    position_ids: np.ndarray
+    """i64[1, N]: from 0 in each row."""
+    lengths: tuple[int, ...]
+    """Of the rows, and of a filler row if N had to be a multiple of the ranks that share it."""
+    positions: np.ndarray
+    targets: np.ndarray
+    row: np.ndarray
+
+
 def pad(rows: Rows) -> Padded:
     """Raises ValueError for a row without a prompt or without a response."""
+    _check(rows)
+    width = max(rows.lengths)
+    input_ids = np.zeros((len(rows), width), np.int64)
+    for i, ids in enumerate(rows.input_ids):
+        input_ids[i, : len(ids)] = ids
+    row, at = _response_places(rows)
+    return Padded(input_ids, row * width + at - 1, input_ids[row, at], row)
+
+
+def pack(rows: Rows, multiple: int = 1) -> Packed:
+    """N is made a multiple of `multiple`. Raises ValueError as `pad`."""
+    _check(rows)
+    lengths = rows.lengths
+    filler = -sum(lengths) % multiple
+    flat = np.concatenate([*rows.input_ids, np.zeros(filler, np.int64)]).astype(np.int64, copy=False)
+    with_filler = (*lengths, filler) if filler else tuple(lengths)
+    row, at = _response_places(rows)
+    places = np.concatenate([[0], np.cumsum(lengths)])[row] + at
+    position_ids = np.concatenate([np.arange(length) for length in with_filler])
+    return Packed(flat[None], position_ids[None], with_filler, places - 1, flat[places], row)
+
+
+def _check(rows: Rows) -> None:
     for ids, response in zip(rows.input_ids, rows.responses, strict=True):
         if not 0 < response < len(ids):
             raise ValueError(
                 f"a row of {len(ids)} tokens with {response} response tokens: both parts need one at least"
             )
-    width = max(rows.lengths)
-    input_ids = np.zeros((len(rows), width), np.int64)
-    for i, ids in enumerate(rows.input_ids):
-        input_ids[i, : len(ids)] = ids
+
+
+def _response_places(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """i64[T] each: the row of each response token, and its place in the row."""
     spans = [np.arange(len(ids) - r, len(ids)) for ids, r in zip(rows.input_ids, rows.responses, strict=True)]
-    row = np.repeat(np.arange(len(rows)), rows.responses)
-    at = np.concatenate(spans)
-    return Padded(input_ids, row * width + at - 1, input_ids[row, at], row)
+    return np.repeat(np.arange(len(rows)), rows.responses), np.concatenate(spans)
 
 
 def unflatten(values: np.ndarray, responses: Sequence[int]) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from streamrl.config.root import StreamRLConfig
 from streamrl.config.sections.actor import ActorConfig, ModelConfig
 from streamrl.config.sections.algorithm import RolloutCorrectionConfig
 from streamrl.errors import ConfigError
+from streamrl.workers.engine.settings import EngineSettings, LoRASettings
 
 PiOld = Literal["bypass", "snapshot"]
 
@@ -49,6 +50,18 @@ class ActorSettings:
             total_training_steps=config.trainer.total_training_steps,
             seed=config.trainer.seed,
         )
+
+    def engine(self) -> EngineSettings:
+        """What the engine below is told."""
+        model, actor = self.model, self.actor
+        lora = LoRASettings(rank=model.lora_rank, alpha=model.lora_alpha, target_modules=model.target_modules)
+        return EngineSettings(
+            model_path=model.path, gradient_checkpointing=model.enable_gradient_checkpointing,
+            packed=model.use_remove_padding, lora=lora if model.lora_rank else None, optim=actor.optim,
+            grad_clip=actor.grad_clip, fsdp=actor.fsdp_config,
+            sequence_parallel=actor.ulysses_sequence_parallel_size, target_kl=actor.target_kl,
+            entropy_grad=actor.entropy_coeff > 0, seed=self.seed,
+        )  # fmt: skip
 
     @property
     def pi_old(self) -> PiOld:

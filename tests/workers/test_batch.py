@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamrl.errors import ConfigError
 from streamrl.single_controller.dispatch import MINI_BATCH, MINI_BATCHES
-from streamrl.workers.batch import Rows, micro_batches, pad, unflatten
+from streamrl.workers.batch import MicroBatching, Rows, pad, unflatten
 from streamrl.workers.engine import EngineRegistry
 from streamrl.workers.engine.schedule import Schedule
 from streamrl.workers.preparation import loss_masks, mini_batch_rows, sizes, token_advantages
@@ -19,10 +19,12 @@ from streamrl.workers.preparation import loss_masks, mini_batch_rows, sizes, tok
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
 def test_micro_batches_hold_each_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = micro_batches(lengths, budget)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
+    for packed in (False, True):
+        batches = MicroBatching(max_tokens=budget).cut(lengths, packed=packed)
+        assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+        for batch in batches:
+            tokens = [lengths[i] for i in batch]
+            assert len(batch) == 1 or (sum(tokens) if packed else len(batch) * max(tokens)) <= budget
 
 
 def test_padding_points_each_response_token_at_the_place_that_predicts_it() -> None:

@@ -1,32 +1,40 @@
 """What an engine is: a model with its optimizer on some number of ranks, below any algorithm.
 
-Every method is collective: all ranks call it together, also those without rows.
+Every method is collective: all ranks call it together, also those without rows. Rows are split by `dp_rank`; the ranks
+that share one (`sequence_parallel`) are given the same rows and find the same results, which count once (`collects`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from streamrl.workers.batch import Rows
+from streamrl.workers.batch import MicroBatching, Rows
 
 if TYPE_CHECKING:
     import torch
 
+Weights = Literal["current", "reference", "snapshot"]
+"""current: those being trained; reference: as loaded, with LoRA the model without its adapters, else only of a frozen
+engine (where they are the current ones); snapshot: as they were at the last `snapshot()`."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """Of one micro-batch: f[T] each, T response tokens row after row, after temperature."""
+    """Of one micro-batch: f[T] each, T response tokens row after row. A language model has log-probs and entropies
+    (after temperature), a value model values: of the state before each token, that is at the place that predicts it."""
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
     row: torch.Tensor
     """i64[T]."""
     columns: dict[str, torch.Tensor]
-    """The rows' columns, flat, f32[T]."""
+    """The rows' columns, flat, [T]."""
+    values: torch.Tensor | None = None
+    """With values, the first two are None."""
 
 
 LossFunction = Callable[[TokenOutputs], "tuple[torch.Tensor, dict[str, torch.Tensor]]"]
@@ -36,7 +44,7 @@ LossFunction = Callable[[TokenOutputs], "tuple[torch.Tensor, dict[str, torch.Ten
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """`sums` are this rank's; `grad_norm` is global and before clipping; a step with a non-finite one, or on
-    a mini-batch that has drifted beyond `actor.target_kl`, is not taken."""
+    a mini-batch that has drifted beyond `target_kl`, is not taken."""
 
     sums: dict[str, float]
     grad_norm: float
@@ -49,27 +57,40 @@ class StepOutput:
 class Engine(Protocol):
     rank: int
     world_size: int
+    dp_rank: int
+    dp_size: int
+    collects: bool
+    """This rank is the first of those that share its rows: what it returns counts."""
 
     def initialize(self) -> dict[str, float | str]:
-        """Load the model. What it is, for the log."""
+        """Load the model. What it is, for the log: parameters, trainable, vocab_size, model_type, world_size, device,
+        seconds."""
         ...
 
-    def infer(self, rows: Rows, *, temperature: float, max_tokens: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Log-probs and entropies of the response tokens: f32[R] per row each."""
+    def infer(
+        self, rows: Rows, *, temperature: float, micro: MicroBatching, weights: Weights = "current"
+    ) -> dict[str, list[np.ndarray]]:
+        """Of the response tokens, [R] per row, f32 (f64 with model_dtype=fp64): "log_probs" and "entropy" of a language
+        model, "values" of a value model. Raises ValueError for weights that the engine does not have."""
         ...
 
     def train_batch(
-        self, rows: Rows, loss: LossFunction, *, lr: float, temperature: float, max_tokens: int
+        self, rows: Rows, loss: LossFunction, *, lr: float, temperature: float, micro: MicroBatching
     ) -> StepOutput:
-        """One optimizer step on this rank's share of a mini-batch."""
+        """One optimizer step on this rank's share of a mini-batch. Raises RuntimeError when frozen."""
         ...
 
     def all_sum(self, values: np.ndarray) -> np.ndarray:
-        """f64, summed over ranks."""
+        """f64, summed over the data-parallel ranks: each row counts once."""
+        ...
+
+    def snapshot(self) -> None:
+        """Keep a copy of the trained weights, each rank its shard, in CPU memory; it replaces the last one."""
         ...
 
     def full_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full parameters on rank 0's CPU under Hugging Face names, one at a time; nothing on the other ranks."""
+        """Full parameters on rank 0's CPU under Hugging Face names, adapters merged, one at a time; nothing on the
+        other ranks."""
         ...
 
     def save(self, directory: str) -> None: ...

@@ -37,6 +37,11 @@ def full_parameters(named: Iterable[Named], world_size: int) -> Iterator[Named]:
     yield from _gathered(bucket, world_size)
 
 
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """What lies on this rank, detached; writing to it writes to the parameter."""
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
+
+
 def _sharded_by_rows(parameter: DTensor) -> bool:
     return len(parameter.placements) == 1 and parameter.placements[0] == Shard(0) and parameter.ndim > 0
 

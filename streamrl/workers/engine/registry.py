@@ -10,7 +10,11 @@ from streamrl.workers.engine.base import Engine
 
 T = TypeVar("T", bound=type)
 
-SHIPPED = {("language_model", "fsdp2"): "streamrl.workers.engine.fsdp2"}
+SHIPPED = {
+    (kind, backend): f"streamrl.workers.engine.{backend}"
+    for kind in ("language_model", "value_model")
+    for backend in ("fsdp2", "ddp")
+}
 """Imported when first asked for, so that looking at the registry costs no torch."""
 
 
