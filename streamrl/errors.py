@@ -17,3 +17,7 @@ class ConfigError(UserError):
 
 class DatasetError(UserError):
     """A dataset file is missing or a row of it is malformed; the message names file, line and column."""
+
+
+class DamagedFileError(UserError, ValueError):
+    """A file of a run directory does not hold what was written there; the message names file and place."""

@@ -65,10 +65,13 @@ class Supervisor:
         await asyncio.wait([ready, failed], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         failed.cancel()
-        missing = [child.name for child in self.children if not child.ready.is_set()]
-        if missing:
-            words = "; ".join(f"{name}: {self._last_words(name)}" for name in missing)
-            raise DeadlineExceeded(f"{missing} (logs in {self._logs}) did not start within {timeout:.0f} s: {words}")
+        missing = [child for child in self.children if not child.ready.is_set()]
+        if missing:  # of those, the ones that ended: the others only wait for them
+            ended = [child.name for child in missing if child.restarts >= START_ATTEMPTS]
+            names = ended or [child.name for child in missing]
+            words = "; ".join(f"{name}: {self._last_words(name)}" for name in names)
+            what = f"ended {START_ATTEMPTS} times at start" if ended else f"did not start within {timeout:.0f} s"
+            raise DeadlineExceeded(f"{', '.join(names)} {what} (logs in {self._logs}): {words}")
 
     async def stop(self) -> None:
         """End all children: SIGTERM, then SIGKILL."""

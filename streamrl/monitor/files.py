@@ -1,7 +1,8 @@
-"""Replacing a file as a whole: readers see the old content or the new one, also after a crash."""
+"""Files that are whole at every moment: replaced as a whole, or appended to by whole lines."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,3 +18,21 @@ def replace_file(path: Path, content: bytes) -> None:
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def append_line(fd: int, line: bytes, path: Path) -> None:
+    """One line by one write(). Raises OSError, with no half line left for the next one to join."""
+    written = os.write(fd, line)
+    if written < len(line):
+        os.ftruncate(fd, os.fstat(fd).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def cut_torn_line(path: Path) -> None:
+    """Take off what a process that died left of a line; nothing if there is no file."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)

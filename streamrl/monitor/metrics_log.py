@@ -15,8 +15,9 @@ from typing import Any, Self
 
 import msgspec
 
+from streamrl.errors import DamagedFileError
 from streamrl.monitor.events import plain
-from streamrl.monitor.files import replace_file
+from streamrl.monitor.files import append_line, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ FILE = "metrics.jsonl"
 def read_metrics(run_dir: Path | str) -> Iterator[dict[str, Any]]:
     """The whole lines of a run's metrics, in the order of the file; a torn last line is left out.
 
-    Raises ValueError for a damaged line in the middle.
+    Raises DamagedFileError for a damaged line in the middle.
     """
     path = Path(run_dir) / FILE
     if path.exists():
@@ -40,8 +41,11 @@ def _records(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
                 return
             try:
                 record = msgspec.json.decode(line, type=dict[str, Any])
-            except msgspec.DecodeError as error:
-                raise ValueError(f"{path}, line {number}: {error}; restore the file or remove the line") from error
+                _ = int(record["step"])
+            except (ValueError, KeyError, TypeError) as error:  # not JSON, not text, or of something else
+                raise DamagedFileError(
+                    f"{path}, line {number} is damaged ({error!r}); restore the file or remove the line"
+                ) from error
             yield {name: float("nan") if value is None else value for name, value in record.items()}, line
 
 
@@ -57,12 +61,9 @@ class MetricsLog:
         self._fd = os.open(self.path, flags, 0o644)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """One step, as one append."""
+        """One step, as one append. Raises OSError for a full disk."""
         line = self._encoder.encode({"step": step, **metrics}) + b"\n"
-        written = os.write(self._fd, line)
-        if written < len(line):  # the disk is full: leave no half line for the next one to join
-            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
-            raise OSError(f"{self.path}: no room for the metrics of step {step}; free disk space and resume")
+        append_line(self._fd, line, self.path)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -20,6 +20,7 @@ from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
 from streamrl.monitor.summary import Summary, print_summary
 from streamrl.monitor.terminal import TerminalView
+from streamrl.runtime.failures import last_line
 from streamrl.runtime.run_dir import RunDirectory, resumable
 
 if TYPE_CHECKING:
@@ -55,9 +56,8 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
 
 
 def one_line(error: BaseException) -> str:
-    """Class and message; of a message of many lines (another process's traceback) the last one, which says what."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1].strip() if lines else 'no message'}"
+    """Class and last line of the message."""
+    return f"{type(error).__name__}: {last_line(error)}"
 
 
 def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:

@@ -21,10 +21,12 @@ from streamrl.monitor.events import EventLog
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import build_server
 from streamrl.runtime import settings
+from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
 from streamrl.trainer.parts import Parts
 from transfer_queue.client import QueueClient
+from transfer_queue.errors import QueueError
 from transfer_queue.local import LocalQueue
 
 
@@ -84,12 +86,16 @@ def _replicas(config: StreamRLConfig) -> int:
 
 
 def _start_queue(config: StreamRLConfig, run: RunDirectory) -> LocalQueue:
+    """Raises UserError for a journal that is damaged, or whatever else keeps it from starting."""
     queue = config.transfer_queue
     units = queue.backend.SimpleStorage.num_data_storage_units
-    return LocalQueue(
-        directory=run.queue, storage_dir=queue.storage_dir, segment_bytes=queue.segment_bytes,
-        unit_budget_bytes=units * queue.unit_budget_bytes,
-    )  # fmt: skip
+    try:
+        return LocalQueue(
+            directory=run.queue, storage_dir=queue.storage_dir, segment_bytes=queue.segment_bytes,
+            unit_budget_bytes=units * queue.unit_budget_bytes,
+        )  # fmt: skip
+    except QueueError as error:
+        raise queue_failed(error) from error
 
 
 async def _start_actor(config: StreamRLConfig, run: RunDirectory, queue: LocalQueue) -> LocalWorkerGroup:

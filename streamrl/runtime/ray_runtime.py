@@ -27,11 +27,13 @@ from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import start_ray_servers
 from streamrl.runtime import settings
 from streamrl.runtime.agent_actors import RaySpawner
+from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.queue_node import QueueNode
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, RayWorkerGroup, ResourcePool
 from streamrl.trainer.parts import Parts
 from transfer_queue.client import QueueClient
+from transfer_queue.errors import QueueError
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,10 @@ async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncEx
             segment_bytes=queue.segment_bytes,
         )
     )
-    address = await node.address.remote()
+    try:
+        address = await node.address.remote()
+    except QueueError as error:  # Ray's error for it is one, too
+        raise queue_failed(error) from error
 
     async def stop(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         await node.stop.remote(clean=run.finished)

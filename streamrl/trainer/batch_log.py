@@ -6,13 +6,16 @@ that the queue was told to give up what was trained up to step k.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
+
+from streamrl.errors import DamagedFileError
+from streamrl.monitor.files import append_line, cut_torn_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +25,22 @@ class TrainedStep:
     orders: list[int]
 
 
+class _Line(msgspec.Struct):
+    """One line: a trained step, or one of the two others."""
+
+    step: int | None = None
+    uids: list[str] = []
+    orders: list[int] = []
+    resume: int | None = None
+    committed: int | None = None
+
+
 class BatchLog:
     """Append-only; a line is written whole by one write()."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        cut_torn_line(path)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def resumed(self, step: int) -> None:
@@ -42,33 +57,33 @@ class BatchLog:
         os.close(self._file)
 
     def _write(self, record: dict[str, object]) -> None:
-        line = json.dumps(record).encode() + b"\n"
-        written = os.write(self._file, line)
-        if written < len(line):  # the disk is full: leave no half line for the next one to join
-            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-            raise OSError(errno.ENOSPC, "no room for the batch log; free disk space and resume")
+        append_line(self._file, json.dumps(record).encode() + b"\n", self._path)
 
 
 def last_committed(path: Path) -> int:
     """The highest step whose rows were given up; 0 if none were."""
-    return max((record["committed"] for record in _records(path) if "committed" in record), default=0)
+    return max((line.committed for line in _lines(path) if line.committed is not None), default=0)
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines; a torn last one is left out."""
-    for line in path.read_text().splitlines() if path.exists() else []:
+def _lines(path: Path) -> Iterator[_Line]:
+    """The whole lines; a torn last one is left out. Raises DamagedFileError."""
+    data = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue
+            yield msgspec.json.decode(line, type=_Line)
+        except ValueError as error:
+            raise DamagedFileError(
+                f"{path}, line {number} is damaged ({error}); restore the file, or start anew with "
+                "trainer.resume_mode=disable"
+            ) from error
 
 
 def read_batch_log(path: Path) -> list[TrainedStep]:
     """The steps that count, in order: what a later resume undid is left out. A torn last line is ignored."""
     steps: dict[int, TrainedStep] = {}
-    for record in _records(path):
-        if "resume" in record:
-            steps = {step: done for step, done in steps.items() if step <= record["resume"]}
-        elif "step" in record:
-            steps[record["step"]] = TrainedStep(record["step"], record["uids"], record["orders"])
+    for line in _lines(path):
+        if line.resume is not None:
+            steps = {step: done for step, done in steps.items() if step <= line.resume}
+        elif line.step is not None:
+            steps[line.step] = TrainedStep(line.step, line.uids, line.orders)
     return [steps[step] for step in sorted(steps)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamrl.errors import DamagedFileError
 from streamrl.monitor.metrics_log import MetricsLog, read_metrics
 
 
@@ -47,9 +48,10 @@ def test_a_torn_last_line_is_left_out_and_cut_at_the_next_start(tmp_path: Path) 
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3]
 
 
-def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step":1}\n{"ste\n{"step":3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
+@pytest.mark.parametrize("line", ['{"ste', "[]", '{"actor/lr": 1.0}', '{"step": null}'])
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step":1}}\n{line}\n{{"step":3}}\n')
+    with pytest.raises(DamagedFileError, match=r"metrics\.jsonl, line 2"):
         list(read_metrics(tmp_path))
 
 
@@ -58,7 +60,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_line(tmp_path: Path, monkeyp
     log = MetricsLog(tmp_path)
     log.write(1, {"actor/lr": 1.0})
     monkeypatch.setattr(os, "write", lambda fd, data: real_write(fd, data[:4]))
-    with pytest.raises(OSError, match="free disk space"):
+    with pytest.raises(OSError, match=r"No space left.*metrics\.jsonl"):
         log.write(2, {"actor/lr": 1.0})
     monkeypatch.undo()
     log.write(2, {"actor/lr": 2.0})

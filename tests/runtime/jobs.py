@@ -24,8 +24,8 @@ class Job:
         self.runs = directory / "runs"
         self.output = directory / "output.txt"
         self._steps, self._batch, self._seconds = steps, batch, seconds
-        self._command = [
-            sys.executable, "-m", "streamrl.main", "experiment=calculator", f"trainer.total_training_steps={steps}",
+        self.arguments = [
+            "experiment=calculator", f"trainer.total_training_steps={steps}",
             f"data.train_batch_size={batch}", f"actor_rollout_ref.actor.ppo_mini_batch_size={batch}",
             "actor_rollout_ref.rollout.n=4", "data.val_max_samples=8", f"trainer.runs_dir={self.runs}", *arguments,
         ]  # fmt: skip
@@ -41,7 +41,8 @@ class Job:
 
     def start(self) -> subprocess.Popen:
         with self.output.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            command = [sys.executable, "-m", "streamrl.main", *self.arguments]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
         return self.process
 
     def wait_for_step(self, step: int) -> None:

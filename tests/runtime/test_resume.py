@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.cli import train
 from streamrl.runtime.run_dir import status_of
 from tests.runtime.conftest import VIRTUAL
 from tests.runtime.jobs import Job, chaos_seed
@@ -93,6 +94,44 @@ def test_a_journal_that_lost_its_end_does_not_make_prompts_train_twice(job: Job,
     journal = job.path / "queue" / "journal"
     with journal.open("r+b") as file:
         file.truncate(int(journal.stat().st_size * kept))
+    job.start()
+    job.finish()
+    job.check_accounts()
+
+
+def flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
+
+
+def spoil_line(data: bytes) -> bytes:
+    lines = data.splitlines(keepends=True)
+    lines[1] = b"\xff\x00{" + lines[1][9:]
+    return b"".join(lines)
+
+
+def test_a_damaged_file_of_a_resumed_run_is_named_in_two_lines_and_put_back_it_goes_on(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = job.start()
+    job.wait_for_step(4)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    for file, damage in [
+        ("queue/journal", flip), ("queue/journal", lambda data: b"x" + data), ("metrics.jsonl", spoil_line),
+        ("metrics.jsonl", lambda data: b"[]\n" + data), ("batches.jsonl", spoil_line),
+    ]:  # fmt: skip
+        path = job.path / file
+        sound = path.read_bytes()
+        path.write_bytes(damage(sound))
+        assert train(job.arguments) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == 1, told
+        assert str(path) in told[0]
+        assert "damaged" in told[0] or "is not a queue journal" in told[0]
+        path.write_bytes(sound)
+    events = job.path / "events" / "trainer.0000.jsonl"
+    events.write_bytes(spoil_line(events.read_bytes()))
     job.start()
     job.finish()
     job.check_accounts()

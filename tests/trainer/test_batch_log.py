@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamrl.trainer.batch_log import BatchLog, read_batch_log
+import pytest
+
+from streamrl.errors import DamagedFileError
+from streamrl.trainer.batch_log import BatchLog, last_committed, read_batch_log
 
 
 def test_what_a_resume_undid_does_not_count(tmp_path: Path) -> None:
@@ -21,3 +24,14 @@ def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
     log.trained(1, ["a"], [0])
     path.write_bytes(path.read_bytes() + b'{"step": 2, "ui')
     assert [s.step for s in read_batch_log(path)] == [1]
+    resumed = BatchLog(path)
+    resumed.trained(2, ["b"], [1])
+    assert [s.step for s in read_batch_log(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("line", [b'{"step": 2, "ui', b"[]", b'{"committed": "all"}', b"\xff\xfe"])
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "batches.jsonl"
+    path.write_bytes(b'{"resume": 0}\n' + line + b'\n{"resume": 0}\n')
+    with pytest.raises(DamagedFileError, match=r"batches\.jsonl, line 2 is damaged"):
+        last_committed(path)
