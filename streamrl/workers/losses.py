@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from streamrl.algorithms.aggregation import aggregation_weights
 from streamrl.algorithms.kl import k3, log_ratio
-from streamrl.algorithms.policy_loss import POLICY_LOSSES, aggregation_weights, importance_weights
+from streamrl.algorithms.policy_losses import PolicyInputs, PolicyLossSettings, policy_loss
+from streamrl.algorithms.rollout_correction import importance_weights, parse_threshold
 from streamrl.config.sections.actor import ActorConfig
 from streamrl.config.sections.algorithm import RolloutCorrectionConfig
 from streamrl.workers.engine.base import TokenOutputs
@@ -36,22 +38,25 @@ class ActorLoss:
 
     def __call__(self, out: TokenOutputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         config, mask, old = self.config, out.columns["loss_mask"], out.columns["old_log_probs"]
-        policy = POLICY_LOSSES[config.policy_loss.loss_mode](
-            out.log_probs, old, out.columns["advantages"],
+        inputs = PolicyInputs(out.log_probs, old, out.columns["advantages"], mask, out.row, out.columns.get("selected"))
+        settings = PolicyLossSettings(
             clip_ratio_low=_or(config.clip_ratio_low, config.clip_ratio),
             clip_ratio_high=_or(config.clip_ratio_high, config.clip_ratio),
             clip_ratio_c=config.clip_ratio_c,
-        )  # fmt: skip
+        )
+        policy = policy_loss(config.policy_loss.loss_mode)(inputs, settings)
         weights = aggregation_weights(
             mask, out.row, mode=config.loss_agg_mode, tokens=self.size.tokens, sequences=self.size.sequences
         )
         per_token, sums = policy.loss, {}
         if self.correction.rollout_is is not None:
+            threshold = parse_threshold(self.correction.rollout_is_threshold)
             is_weights = importance_weights(
-                old, out.columns["rollout_log_probs"], threshold=self.correction.rollout_is_threshold
-            )
+                old, out.columns["rollout_log_probs"], mask, out.row,
+                level=self.correction.rollout_is, threshold=threshold,
+            )  # fmt: skip
             per_token = per_token * is_weights
-            sums = _weight_sums(is_weights, mask, self.correction.rollout_is_threshold)
+            sums = _weight_sums(is_weights, mask, threshold)
         pg_loss = (per_token * weights).sum()
         entropy = (out.entropy * weights).sum()
         loss = pg_loss - config.entropy_coeff * entropy
@@ -61,19 +66,20 @@ class ActorLoss:
             "entropy_loss": entropy,
             "entropy": (out.entropy * mask).sum(),
             "ppo_kl": -(policy.log_ratio * mask).sum(),
-            "pg_clipfrac": (policy.clipped * mask).sum(),
-            "pg_clipfrac_lower": (policy.clipped_lower * mask).sum(),
             "tokens": mask.sum(),
-        }
+        } | {name: (share * mask).sum() for name, share in policy.shares.items()}
         if "rollout_log_probs" in out.columns:
             sums |= _drift_sums(out, mask)
         return loss, {name: value.detach() for name, value in sums.items()}
 
 
-def _weight_sums(weights: torch.Tensor, mask: torch.Tensor, threshold: float) -> dict[str, torch.Tensor]:
+def _weight_sums(
+    weights: torch.Tensor, mask: torch.Tensor, threshold: float | tuple[float, float]
+) -> dict[str, torch.Tensor]:
+    high = threshold[1] if isinstance(threshold, tuple) else threshold
     return {
         "rollout_is": (weights * mask).sum(),
-        "rollout_is_high": ((weights >= threshold) * mask).sum(),
+        "rollout_is_high": ((weights >= high) * mask).sum(),
     }
 
 

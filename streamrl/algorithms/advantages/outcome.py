@@ -84,7 +84,7 @@ def opo(scores: np.ndarray, group_index: np.ndarray, *, lengths: np.ndarray) -> 
 
     lengths: f64[N], sampled tokens of each session, >= 0. A group in which nobody sampled a token uses the plain mean.
 
-    Source: OPO (arXiv:2505.23585), eq. 7.
+    Source: OPO (arXiv:2505.23585).
     """
     groups = grouped("opo", scores, group_index)
     lengths = per_session("opo", "length", lengths, groups)
@@ -142,7 +142,7 @@ def gdpo(
     components: f64[N, K]; weights: f64[K], default 1. A component that is equal within a group adds 0 there; if all a_i
     are equal, all A_i are 0. `scores` only has to be finite.
 
-    Source: GDPO (arXiv:2601.05242), eq. 4 to 6.
+    Source: GDPO (arXiv:2601.05242).
     """
     groups = grouped("gdpo", scores, group_index)
     components = np.asarray(components, dtype=np.float64)
