@@ -12,8 +12,9 @@ from agent_loop.loop import load_agent_loop
 from agent_loop.plugins import PluginError, is_path_spec
 from agent_loop.rewards import REWARDS
 from agent_loop.tools.base import load_tool
+from streamrl.algorithms.advantages import estimator
 from streamrl.config import data_files
-from streamrl.config.derive import NEEDS_CRITIC
+from streamrl.config.derive import needs_values
 from streamrl.config.paths import defines, find, looked_in, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.errors import ConfigError
@@ -52,6 +53,10 @@ def _batches(config: StreamRLConfig) -> Iterator[str]:
 
 def _algorithm(config: StreamRLConfig) -> Iterator[str]:
     algorithm, n = config.algorithm, config.actor_rollout_ref.rollout.n
+    try:
+        estimator(algorithm.adv_estimator)
+    except PluginError as error:
+        yield f"algorithm.adv_estimator: {error}"
     if algorithm.adv_estimator in COMPARES_SAMPLES and n < 2:
         yield (
             f"{ROLLOUT}.n={n}: algorithm.adv_estimator={algorithm.adv_estimator} compares the samples of a prompt and "
@@ -59,7 +64,7 @@ def _algorithm(config: StreamRLConfig) -> Iterator[str]:
         )
     if algorithm.filter_groups.enable and n < 2:
         yield f"{ROLLOUT}.n={n}: algorithm.filter_groups.enable=true would filter out every group; it needs n >= 2"
-    if algorithm.adv_estimator in NEEDS_CRITIC and not config.critic.enable:
+    if needs_values(algorithm) and not config.critic.enable:
         yield f"critic.enable=false: algorithm.adv_estimator={algorithm.adv_estimator} needs a critic's values"
     buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
     if buffer.enable and not 0 < buffer.len <= longest:
@@ -96,7 +101,7 @@ def _correction(config: StreamRLConfig) -> Iterator[str]:
     if cut and (correction.bypass_mode or correction.rollout_is or correction.rollout_rs or drift):
         yield (
             f"{ROLLOUT}.top_p={rollout.top_p:g} top_k={rollout.top_k}: the servers' log-probs are then those of the "
-            f"cut distribution and no policy's; set {key}.bypass_mode=false (the old log-probs are then computed again), "
+            f"cut distribution and no policy's; set {key}.bypass_mode=false (old log-probs are then computed again), "
             f"rollout_is=null, rollout_rs=null and {ACTOR}.target_kl=null, or top_p=1 top_k=-1"
         )
 
@@ -118,6 +123,10 @@ def _placement(config: StreamRLConfig) -> Iterator[str]:
     rollout, simulated = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.strategy == "sim"
     if simulated and config.runtime != "local":
         yield f"{ACTOR}.strategy=sim runs in one process; set runtime=local"
+    algorithm = config.algorithm
+    on_ranks = config.critic.enable or algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
+    if simulated and on_ranks:
+        yield f"{ACTOR}.strategy=sim has no model: neither critic nor reference can stand beside it"
     if rollout.name == "sim" and rollout.sim.clock == "virtual" and not simulated:
         yield f"{ROLLOUT}.sim.clock=virtual needs a simulated actor, too; set runtime=local {ACTOR}.strategy=sim"
 
@@ -177,10 +186,11 @@ def _code(config: StreamRLConfig) -> Iterator[str]:
     custom = config.reward.custom_reward_function
     if custom.path:
         yield from _file_object("reward.custom_reward_function.path", custom.path, custom.name)
-    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
-    reference = split_file_object(loop)
-    if reference:
-        yield from _file_object(f"{ROLLOUT}.agent.default_agent_loop", *reference)
+    rollout = config.actor_rollout_ref.rollout
+    for key, names in ((f"{ROLLOUT}.agent.default_agent_loop", [rollout.agent.default_agent_loop]),
+                       (f"{ROLLOUT}.tools", rollout.tools)):  # fmt: skip
+        for reference in filter(None, map(split_file_object, names)):
+            yield from _file_object(key, *reference)
 
 
 def _names(config: StreamRLConfig) -> Iterator[str]:

@@ -6,7 +6,7 @@ The YAML tree (streamrl/configs) and the arguments follow Hydra's rules and gram
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from streamrl.config.schema import named_sets
 from streamrl.errors import ConfigError
 
 TREE = Path(__file__).resolve().parent.parent / "configs"
@@ -32,7 +33,8 @@ def compose_values(arguments: Sequence[str], config_dir: str | None = None) -> D
 
     `config_dir` is searched for experiments, too. Raises ConfigError.
     """
-    lines = [_normalised(argument) for argument in arguments]
+    named = {key: value for argument in arguments for key, value in _names(argument)}
+    lines = [_normalised(argument) for argument in arguments if not any(_names(argument))]
     if config_dir is not None:
         if not Path(config_dir).is_dir():
             raise ConfigError(f"--config-dir {config_dir} is no directory")
@@ -45,6 +47,10 @@ def compose_values(arguments: Sequence[str], config_dir: str | None = None) -> D
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"the configuration cannot be read: {_first_line(error)}") from error
     OmegaConf.set_struct(values, False)
+    for key in named_sets():
+        given = named.get(key, OmegaConf.select(values, key))
+        if isinstance(given, str | list | ListConfig):
+            OmegaConf.update(values, key, _by_name(key, given), merge=False)
     _check_interpolations(OmegaConf.to_container(values, resolve=False))
     return values
 
@@ -69,6 +75,28 @@ def _normalised(argument: str) -> str:
         return argument
     line = argument.lstrip("+")
     return line if override.key_or_group in GROUPS else f"++{line}"
+
+
+def _names(argument: str) -> Iterator[tuple[str, Any]]:
+    """(key, value) of an argument that gives a list of names, which Hydra would not put over a mapping."""
+    override = _parsed(argument)
+    if override.key_or_group in named_sets() and not override.is_delete() and isinstance(override.value(), str | list):
+        yield override.key_or_group, override.value()
+
+
+def _by_name(key: str, given: Any) -> dict[str, Any]:
+    """{name: settings} of [name, {tool: name, setting: value, ...}]: Hydra's grammar has no key that is a path."""
+    named: dict[str, Any] = {}
+    for entry in [given] if isinstance(given, str) else given:
+        name = entry if isinstance(entry, str) else entry.get("tool") if isinstance(entry, Mapping) else None
+        if not isinstance(name, str) or name in named:
+            twice = " (it is there twice)" if name in named else ""
+            raise ConfigError(
+                f"{key}: cannot read {entry}{twice}; it takes a list of names (or {{tool: name, setting: value}}), or "
+                "a mapping from names to mappings"
+            )
+        named[name] = {} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != "tool"}
+    return named
 
 
 def _parsed(argument: str) -> Override:

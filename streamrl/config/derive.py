@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from agent_loop.plugins import PluginError
+from streamrl.algorithms.advantages import estimator
 from streamrl.config import data_files
 from streamrl.config.paths import find, split_file_object
 from streamrl.config.root import ActorRolloutRefConfig, StreamRLConfig
@@ -15,8 +17,13 @@ from streamrl.config.sections.rollout import RolloutConfig
 from streamrl.config.sections.services import TransferQueueConfig
 from streamrl.config.sections.trainer import TrainerConfig
 
-NEEDS_CRITIC = ("gae",)
-"""Estimators that need values."""
+
+def needs_values(algorithm: AlgorithmConfig) -> bool:
+    """Whether the advantage estimator needs a critic; an estimator that does not exist is reported by the checks."""
+    try:
+        return "values" in estimator(algorithm.adv_estimator).needs
+    except PluginError:
+        return False
 
 
 def derive(config: StreamRLConfig) -> StreamRLConfig:
@@ -59,6 +66,7 @@ def _actor(actor: ActorConfig, data: DataConfig) -> ActorConfig:
     return replace(
         actor,
         strategy="fsdp2" if actor.strategy == "fsdp" else actor.strategy,
+        policy_loss=replace(actor.policy_loss, loss_mode=_code(actor.policy_loss.loss_mode)),
         clip_ratio_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
         clip_ratio_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
         loss_scale_factor=actor.loss_scale_factor or float(data.max_response_length),
@@ -80,33 +88,35 @@ def _critic(critic: CriticConfig, config: StreamRLConfig) -> CriticConfig:
     actor, path = config.actor_rollout_ref.actor, critic.model.path or config.actor_rollout_ref.model.path
     return replace(
         critic,
-        enable=config.algorithm.adv_estimator in NEEDS_CRITIC if critic.enable is None else critic.enable,
+        enable=needs_values(config.algorithm) if critic.enable is None else critic.enable,
         strategy="fsdp2" if critic.strategy == "fsdp" else critic.strategy,
         model=replace(critic.model, path=_existing(path)),
         ppo_mini_batch_size=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
         ppo_epochs=critic.ppo_epochs or actor.ppo_epochs,
+        loss_scale_factor=critic.loss_scale_factor or float(config.data.max_response_length),
     )
 
 
 def _rollout(rollout: RolloutConfig, data: DataConfig, seed: int) -> RolloutConfig:
-    custom = split_file_object(rollout.agent.default_agent_loop)
-    loop = f"{_existing(custom[0])}:{custom[1]}" if custom else rollout.agent.default_agent_loop
     turns = rollout.multi_turn.max_assistant_turns or data.max_response_length  # a turn takes a token at least
     return replace(
         rollout,
         seed=seed if rollout.seed is None else rollout.seed,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         multi_turn=replace(rollout.multi_turn, max_assistant_turns=turns),
-        agent=replace(rollout.agent, default_agent_loop=loop),
+        agent=replace(rollout.agent, default_agent_loop=_code(rollout.agent.default_agent_loop)),
+        tools={_code(name): settings for name, settings in rollout.tools.items()},
     )
 
 
 def _algorithm(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> AlgorithmConfig:
     correction = algorithm.rollout_correction
-    if correction.bypass_mode is not None:
-        return algorithm
-    bypass = trainer.v1.trainer_mode != "sync"
-    return replace(algorithm, rollout_correction=replace(correction, bypass_mode=bypass))
+    bypass = trainer.v1.trainer_mode != "sync" if correction.bypass_mode is None else correction.bypass_mode
+    return replace(
+        algorithm,
+        adv_estimator=_code(algorithm.adv_estimator),
+        rollout_correction=replace(correction, bypass_mode=bypass),
+    )
 
 
 def _reward(reward: RewardConfig) -> RewardConfig:
@@ -125,6 +135,12 @@ def _trainer(trainer: TrainerConfig) -> TrainerConfig:
 
 def _queue(queue: TransferQueueConfig) -> TransferQueueConfig:
     return replace(queue, storage_dir=_existing(queue.storage_dir) if queue.storage_dir else None)
+
+
+def _code(name: str) -> str:
+    """A registered name as it is; of `path.py:Name` the path absolute."""
+    custom = split_file_object(name)
+    return f"{_existing(custom[0])}:{custom[1]}" if custom else name
 
 
 def _existing(path: str) -> str:

@@ -45,6 +45,12 @@ def is_open(hint: Any) -> bool:
     return get_origin(hint) is dict
 
 
+@cache
+def named_sets() -> tuple[str, ...]:
+    """Keys whose value maps names to settings; a list of names does as well."""
+    return tuple(key for key, hint in known_keys().items() if is_open(hint) and is_open(get_args(hint)[1]))
+
+
 def build(values: Mapping[str, Any], problems: list[str]) -> StreamRLConfig:
     """The typed configuration from nested plain values of known keys; absent keys keep their defaults.
 
@@ -104,7 +110,9 @@ def describe(hint: Any) -> str:
         inner = describe(args[0])
         return f"a list of: {inner}" if args[-1] is Ellipsis else f"a list of {len(args)}, each {inner}"
     if origin is dict:
-        return "a mapping from names to mappings" if get_origin(args[1]) is dict else "a mapping"
+        if is_open(args[1]):
+            return "a list of names (or {tool: name, setting: value}), or a mapping from names to mappings"
+        return "a mapping"
     return _WORDS.get(hint, str(hint))
 
 

@@ -58,7 +58,10 @@ def test_a_key_like_no_other_points_to_the_list_of_keys(valid: list[str]):
         ("trainer.experiment_name='../up'", "matching"),
         ("trainer.logger=[console,wandb]", "only console"),
         ("trainer.v1.sampler.max_off_policy_strategy=wait", "only drop or null"),
-        (f"{ROLLOUT}.tools=calculator", "a mapping from names to mappings"),
+        (f"{ROLLOUT}.tools=3", "a mapping from names to mappings"),
+        (f"{ROLLOUT}.tools=[3]", "a list of names (or {tool: name, setting: value})"),
+        (f"{ROLLOUT}.tools=[calculator,calculator]", "a list of names (or {tool: name, setting: value})"),
+        (f"{ROLLOUT}.tools=[{{latency_mean:0.3}}]", "a list of names (or {tool: name, setting: value})"),
     ],
 )
 def test_a_wrong_value_names_key_value_and_what_is_allowed(valid: list[str], argument: str, says: str):
@@ -130,6 +133,8 @@ def test_keys_that_do_not_fit_together(valid: list[str], arguments: list[str], s
         ([f"{ROLLOUT}.agent.default_agent_loop=tool_agnt"], "did you mean 'tool_agent'?"),
         ([f"{ROLLOUT}.agent.default_agent_loop=@tmp/reward.py:Loop"], "defines no Loop"),
         ([f"{ROLLOUT}.agent.default_agent_loop=nowhere.py:Loop"], "there is no file nowhere.py"),
+        ([f"{ROLLOUT}.tools=[@tmp/reward.py:Search]"], "defines no Search"),
+        ([f"{ROLLOUT}.tools=nowhere.py:Search"], "there is no file nowhere.py"),
         ([f"{ROLLOUT}.tools.calculatr.latency_mean=1"], "did you mean 'calculator'?"),
         ([f"{ROLLOUT}.tools.calculator.latensy=1"], "does not take the settings"),
         ([f"{ROLLOUT}.tools.calculator.latency_mean=-1"], "not negative"),
@@ -167,6 +172,7 @@ def test_arguments_that_cannot_be_read(valid: list[str], argument: str, says: st
         "trainer._target_=os.system",
         "actor_rollout_ref.rollout.tools.calculator._target_=os.system",
         "actor_rollout_ref.rollout.tools={calculator:{_target_:os.system}}",
+        "actor_rollout_ref.rollout.tools=[{tool:calculator,_target_:os.system}]",
         "critic._target_=os.system",
     ],
 )

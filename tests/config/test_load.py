@@ -47,6 +47,30 @@ def test_a_tool_setting_is_one_argument():
     assert config.actor_rollout_ref.rollout.tools["calculator"]["latency_mean"] == 0
 
 
+def test_tools_are_a_list_of_names_or_of_names_with_settings(valid: list[str], tmp_path: Path):
+    (tmp_path / "my.py").write_text("class Search: ...\n")
+    tools = "actor_rollout_ref.rollout.tools"
+    one = load_config([*valid, f"{tools}={tmp_path}/my.py:Search"]).config
+    two = load_config([*valid, f"{tools}=[calculator,{{tool:{tmp_path}/my.py:Search,top:3}}]"]).config
+    assert one.actor_rollout_ref.rollout.tools == {f"{tmp_path}/my.py:Search": {}}
+    assert two.actor_rollout_ref.rollout.tools == {"calculator": {}, f"{tmp_path}/my.py:Search": {"top": 3}}
+
+
+def test_a_list_of_tools_replaces_those_of_an_experiment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    config = load_config(["experiment=calculator", "actor_rollout_ref.rollout.tools=[calculator]"]).config
+    assert config.actor_rollout_ref.rollout.tools == {"calculator": {}}
+
+
+def test_code_of_the_user_is_found_from_the_working_directory(
+    valid: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "my.py").write_text("class Search: ...\n")
+    monkeypatch.chdir(tmp_path)
+    config = load_config([*valid, "actor_rollout_ref.rollout.tools=my.py:Search"]).config
+    assert list(config.actor_rollout_ref.rollout.tools) == [f"{tmp_path}/my.py:Search"]
+
+
 def test_an_experiment_of_the_user_may_build_on_a_shipped_one(tmp_path: Path):
     mine = tmp_path / "experiment" / "mine.yaml"
     mine.parent.mkdir()
