@@ -37,18 +37,49 @@ def split_batch(batch: KVBatchMeta, parts: int) -> list[KVBatchMeta]:
     `extra_info["mini_batch_size"]` is in prompts (absent: one mini-batch). Values of `extra_info` that are dicts with
     the row keys as keys (advantages) are narrowed to the share. A share may be empty.
     """
-    info = dict(batch.extra_info or {})
-    prompts = info.get("mini_batch_size")
-    index = mini_batch_indices(batch.keys, int(prompts)) if prompts else [0] * len(batch.keys)
-    info[MINI_BATCH] = dict(zip(batch.keys, index, strict=True))
-    info[MINI_BATCHES] = max(index, default=-1) + 1
+    return shares_of(batch, balanced_rows(batch, parts))
+
+
+def balanced_rows(batch: KVBatchMeta, parts: int) -> list[list[int]]:
+    """The rows of each share, ascending, by `split_batch`'s rule."""
+    index = _mini_batches(batch)
     costs = [row_cost(_seq_len(key, tag)) for key, tag in zip(batch.keys, batch.tags, strict=True)]
     chosen: list[list[int]] = [[] for _ in range(parts)]
-    for mini_batch in range(info[MINI_BATCHES]):
+    for mini_batch in range(max(index, default=-1) + 1):
         rows = [i for i, m in enumerate(index) if m == mini_batch]
-        for rank, share in enumerate(balanced_partitions([costs[i] for i in rows], parts)):
-            chosen[rank] += [rows[i] for i in share]
-    return [_share(batch, sorted(rows), info) for rows in chosen]
+        for part, share in enumerate(balanced_partitions([costs[i] for i in rows], parts)):
+            chosen[part] += [rows[i] for i in share]
+    return [sorted(rows) for rows in chosen]
+
+
+def shares_of(batch: KVBatchMeta, rows: Sequence[Sequence[int]]) -> list[KVBatchMeta]:
+    """The batch cut into these rows, each share with its `MINI_BATCH` and the whole's `MINI_BATCHES`."""
+    info, index = dict(batch.extra_info or {}), _mini_batches(batch)
+    info[MINI_BATCH] = dict(zip(batch.keys, index, strict=True))
+    info[MINI_BATCHES] = max(index, default=-1) + 1
+    return [_share(batch, list(chosen), info) for chosen in rows]
+
+
+def joined(shares: Sequence[KVBatchMeta]) -> KVBatchMeta:
+    """The inverse of `shares_of` for what methods return: all rows, the values per row of `extra_info` united.
+
+    Raises ValueError if shares contradict each other in fields, partition or another value of `extra_info`.
+    """
+    per_row: dict[str, dict[str, Any]] = {}
+    plain: list[KVBatchMeta] = []
+    for share in shares:
+        info = {k: v for k, v in (share.extra_info or {}).items() if k not in (MINI_BATCH, MINI_BATCHES)}
+        for name in [k for k, v in info.items() if isinstance(v, dict) and v.keys() == set(share.keys)]:
+            per_row.setdefault(name, {}).update(info.pop(name))
+        plain.append(KVBatchMeta(share.keys, share.tags, share.partition_id, share.fields, info, share.token))
+    whole = KVBatchMeta.concat(plain)
+    whole.extra_info = {**(whole.extra_info or {}), **{name: value for name, value in per_row.items() if value}}
+    return whole
+
+
+def _mini_batches(batch: KVBatchMeta) -> list[int]:
+    prompts = (batch.extra_info or {}).get("mini_batch_size")
+    return mini_batch_indices(batch.keys, int(prompts)) if prompts else [0] * len(batch.keys)
 
 
 def _share(batch: KVBatchMeta, rows: list[int], info: dict[str, Any]) -> KVBatchMeta:

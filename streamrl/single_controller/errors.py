@@ -13,6 +13,10 @@ class PlacementError(WorkerGroupError, UserError):
     """The ranks do not fit on the cluster: how much is needed, how much there is, what to do."""
 
 
+class MeshError(WorkerGroupError, ValueError):
+    """Ranks do not say, or contradict each other in, where they stand in a mesh (`mesh.py`)."""
+
+
 class WorkerDied(WorkerGroupError, ConnectionError):
     """The process of a rank is gone. The group is of no further use: close it and start another."""
 

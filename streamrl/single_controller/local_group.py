@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from streamrl.single_controller.worker import ClassWithInitArgs, RankInfo
-from streamrl.single_controller.worker_group import Result, WorkerGroup
+from streamrl.single_controller.ranks import Ranks, Result, by_role, classes_of
+from streamrl.single_controller.worker import ClassWithInitArgs, RankInfo, loaded
+from streamrl.single_controller.worker_group import WorkerGroup
 
 
 class LocalWorkerGroup(WorkerGroup):
@@ -19,42 +21,39 @@ class LocalWorkerGroup(WorkerGroup):
     """
 
     def __init__(
-        self, worker: ClassWithInitArgs, *, device: str = "cpu", inline: bool = False, timeout: float = 600.0
-    ) -> None:
-        super().__init__(_class_of(worker), 1, timeout=timeout)
-        self._worker = worker.construct(RankInfo(device=device, timeout=timeout))  # type: ignore[arg-type]
-        self._thread = None if inline else concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=self._class_name)
-        self._closed = False
+        self, worker: ClassWithInitArgs | Mapping[str, ClassWithInitArgs], *, device: str = "cpu",
+        inline: bool = False, timeout: float = 600.0,
+    ) -> None:  # fmt: skip
+        super().__init__(LocalRank(by_role(worker), device, inline=inline, timeout=timeout))
+
+
+class LocalRank(Ranks):
+    """Rank 0 of 1: the workers themselves."""
+
+    def __init__(self, workers: dict[str, ClassWithInitArgs], device: str, *, inline: bool, timeout: float) -> None:
+        super().__init__(classes_of(workers), 1, timeout=timeout)
+        info = RankInfo(device=device, timeout=timeout)  # type: ignore[arg-type]
+        self._workers = {role: worker.construct(info) for role, worker in workers.items()}
+        self._thread = None if inline else concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="LocalRank")
+
+    def submit(self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
+        function = getattr(self._workers[role], method)
+        if self._thread is not None:
+            return self._thread.submit(lambda: function(*loaded(args), **kwargs))
+        if inspect.iscoroutinefunction(function):
+            return asyncio.ensure_future(function(*loaded(args), **kwargs))
+        done: concurrent.futures.Future = concurrent.futures.Future()
+        try:
+            done.set_result(function(*loaded(args), **kwargs))
+        except Exception as error:  # noqa: BLE001 - the rank's failure channel, as in any other group
+            done.set_exception(error)
+        return done
 
     async def watch(self) -> NoReturn:
         """This process does not outlive itself: waits until cancelled."""
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if "close" in self._methods:
-            await self.call(self._methods["close"], (), {})
+    async def end(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=False)
-
-    def _submit(self, rank: int, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
-        function = getattr(self._worker, method)
-        if self._thread is not None:
-            return self._thread.submit(function, *args, **kwargs)
-        if inspect.iscoroutinefunction(function):
-            return asyncio.ensure_future(function(*args, **kwargs))
-        done: concurrent.futures.Future = concurrent.futures.Future()
-        try:
-            done.set_result(function(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - the rank's failure channel, as in any other group
-            done.set_exception(error)
-        return done
-
-
-def _class_of(worker: ClassWithInitArgs) -> type:
-    if not isinstance(worker.cls, type):
-        raise TypeError(f"a worker group needs a class, not {worker.cls!r}")
-    return worker.cls

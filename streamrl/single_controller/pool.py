@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,3 +41,8 @@ class ResourcePool:
     @property
     def needed(self) -> dict[str, float]:
         return {name: amount * self.world_size for name, amount in self.per_rank.items()}
+
+
+def shown(amounts: Mapping[str, float]) -> str:
+    """Amounts of Ray's resources, for a message."""
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in amounts.items())

@@ -1,4 +1,4 @@
-"""The process of one rank: a Ray actor around one worker."""
+"""The process of one rank: a Ray actor around its workers, one per role."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import ray
 
-from streamrl.single_controller.worker import ClassWithInitArgs, RankInfo
+from streamrl.single_controller.worker import ClassWithInitArgs, RankInfo, loaded
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class RankActor:
     """
 
     def __init__(self) -> None:
-        self._worker: Any = None
+        self._workers: dict[str, Any] = {}
         self._store: Any = None
         self._threads: set[int] = set()
         faulthandler.enable(file=STDERR, all_threads=True)  # Ray's own shows the crashed thread only
@@ -49,12 +49,13 @@ class RankActor:
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return f"tcp://{host}:{self._store.port}"
 
-    def start(self, worker: ClassWithInitArgs, info: RankInfo) -> None:
-        self._worker = worker.construct(info)
+    def start(self, workers: dict[str, ClassWithInitArgs], info: RankInfo) -> None:
+        for role, worker in workers.items():
+            self._workers[role] = worker.construct(info)
 
-    def run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def run(self, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
-            return getattr(self._worker, method)(*args, **kwargs)
+            return getattr(self._workers[role], method)(*loaded(args), **kwargs)
         finally:
             self._note_threads(method)
 

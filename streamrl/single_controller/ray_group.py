@@ -1,211 +1,48 @@
-"""A worker group whose ranks are Ray actors, one process each.
-
-    check totals ─► placement group ─► one actor per rank ─► rank 0 opens a rendezvous ─► workers are constructed
-
-Whatever cannot be placed is a PlacementError before any rank exists, never a wait without end. Each rank runs one
-torch thread (OMP_NUM_THREADS=1). Ranks on one node find each other through a file and talk over loopback.
-"""
+"""A worker group whose ranks are Ray actors."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import shutil
-import sys
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from collections.abc import Mapping
+from typing import Literal
 
-import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-from streamrl.single_controller.errors import PlacementError, WorkerDied, WorkerFailed, WorkerGroupError, WorkerTimeout
-from streamrl.single_controller.local_group import _class_of
 from streamrl.single_controller.pool import ResourcePool
-from streamrl.single_controller.rank_actor import RankActor
-from streamrl.single_controller.worker import ClassWithInitArgs, RankInfo
-from streamrl.single_controller.worker_group import Result, WorkerGroup
-
-log = logging.getLogger(__name__)
-
-PLACEMENT_TIMEOUT = 10.0
-"""Seconds for resources that exist to become free: those of a group just closed are reported with a delay."""
+from streamrl.single_controller.ranks import by_role
+from streamrl.single_controller.ray_ranks import RayRanks
+from streamrl.single_controller.worker import ClassWithInitArgs
+from streamrl.single_controller.worker_group import WorkerGroup
 
 
 class RayWorkerGroup(WorkerGroup):
-    """Ranks as Ray actors. Constructing blocks for some seconds: in an event loop, `await asyncio.to_thread(...)`."""
+    """One process per rank of the pool, in it one worker, or one per role.
+
+        group = RayWorkerGroup(pool, {"actor": ClassWithInitArgs(...), "critic": ClassWithInitArgs(...)})
+        views = group.spawn()
+        await views["actor"].update_actor(batch)
+
+    Constructing blocks for some seconds: in an event loop, `await asyncio.to_thread(...)`.
+    """
+
+    _ranks: RayRanks
 
     def __init__(
-        self, pool: ResourcePool, worker: ClassWithInitArgs, *, name: str = "", timeout: float = 600.0,
-        start_timeout: float = 120.0, env: dict[str, str] | None = None,
+        self, pool: ResourcePool, worker: ClassWithInitArgs | Mapping[str, ClassWithInitArgs], *, name: str = "",
+        timeout: float = 600.0, start_timeout: float = 120.0, env: dict[str, str] | None = None,
         rendezvous: Literal["auto", "file", "tcp"] = "auto",
     ) -> None:  # fmt: skip
-        super().__init__(_class_of(worker), pool.world_size, timeout=timeout)
-        self.name = name or self._class_name
-        self.logs = [""] * self.world_size
-        self._running: list[str] = []
-        self._closed = False
-        self._start_timeout = start_timeout
-        _check_totals(self.name, pool)
-        self._placement = _place(self.name, pool)
-        self._rendezvous = ""
-        self._actors: list[Any] = []
-        try:
-            self._actors = self._create(pool, env or {})
-            homes = self._get("identify", [actor.identify.remote() for actor in self._actors])
-            self.pids = [home["pid"] for home in homes]
-            self.logs = [home["log"] for home in homes]
-            self._watch_deaths()
-            self._start(pool, worker, rendezvous)
-        except BaseException:
-            self._kill()
-            raise
-
-    # --- start --------------------------------------------------------------------------------------------------
-
-    def _create(self, pool: ResourcePool, env: dict[str, str]) -> list[Any]:
-        variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        if len(pool.process_on_nodes) == 1 and sys.platform == "linux":
-            variables["GLOO_SOCKET_IFNAME"] = "lo"
-        actor_class = ray.remote(concurrency_groups={"watch": 1})(RankActor)  # type: ignore[call-overload]
-        actors = []
-        for node, ranks in enumerate(pool.process_on_nodes):
-            for _ in range(ranks):
-                options: dict[str, Any] = {
-                    "num_cpus": pool.cpus_per_rank,
-                    "num_gpus": 1 if pool.device == "cuda" else 0,
-                    "max_restarts": 0,
-                    "runtime_env": {"env_vars": variables | env},
-                }
-                if self._placement is not None:
-                    options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._placement, node)
-                actors.append(actor_class.options(**options).remote())
-        return actors
-
-    def _start(self, pool: ResourcePool, worker: ClassWithInitArgs, rendezvous: str) -> None:
-        kind = rendezvous if rendezvous != "auto" else ("file" if len(pool.process_on_nodes) == 1 else "tcp")
-        place = ""
-        if pool.world_size > 1:
-            [place] = self._get("rendezvous", [self._actors[0].open_rendezvous.remote(kind)])
-        self._rendezvous = place
-        rank, starts = 0, []
-        for ranks in pool.process_on_nodes:
-            for local_rank in range(ranks):
-                # A cuda rank sees one device only (Ray sets CUDA_VISIBLE_DEVICES), so it is always its device 0.
-                local = 0 if pool.device == "cuda" else local_rank
-                info = RankInfo(rank, pool.world_size, local, pool.device, place, self.timeout)
-                starts.append(self._actors[rank].start.remote(worker, info))
-                rank += 1
-        self._get("__init__", starts)
-
-    def _get(self, method: str, refs: list[Any]) -> list[Any]:
-        """Results of the start-up calls, in order of the ranks."""
-        for rank, ref in enumerate(refs):
-            try:
-                ray.get(ref, timeout=self._start_timeout)
-            except GetTimeoutError as error:
-                raise WorkerTimeout(method, [rank], [self.pids[rank]], self._start_timeout) from error
-            except RayActorError as error:
-                raise self._died(rank, method) from error
-            except RayTaskError as error:
-                raise WorkerFailed(
-                    rank, self.pids[rank], method, f"{type(error.cause).__name__}: {error.cause}"
-                ) from error
-        return ray.get(refs)
-
-    # --- calls ----------------------------------------------------------------------------------------------------
-
-    def _submit(self, rank: int, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
-        future = self._actors[rank].run.remote(method, args, kwargs).future()
-        self._running.append(method)
-        future.add_done_callback(lambda _: self._running.remove(method))
-        return future
-
-    def _death(self, rank: int, method: str, error: BaseException) -> WorkerDied | None:
-        gone = isinstance(error, RayActorError | ActorUnavailableError)
-        return self._died(rank, method) if gone else None
-
-    def _died(self, rank: int, method: str) -> WorkerDied:
-        return WorkerDied(rank, self.pids[rank], method, self.logs[rank])
-
-    def _watch_deaths(self) -> None:
-        """A call that never returns fails when its process ends: a death is an event, nobody polls."""
-        self._parked = [actor.until_death.remote().future() for actor in self._actors]
-        for rank, parked in enumerate(self._parked):
-            parked.add_done_callback(lambda _, rank=rank: self._rank_ended(rank))
-
-    def _rank_ended(self, rank: int) -> None:
-        if not self._closed and self._broken is None:
-            self._broken = self._died(rank, self._running[-1] if self._running else "no call")
-            log.error("%s: %s", self.name, self._broken)
-
-    async def watch(self) -> NoReturn:
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future = loop.create_future()
-        for parked in self._parked:
-            parked.add_done_callback(
-                lambda _: (
-                    None
-                    if loop.is_closed()
-                    else loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
-                )
+        workers = by_role(worker)
+        name = name or "+".join(role or made.cls.__name__ for role, made in workers.items())
+        super().__init__(
+            RayRanks(
+                pool, workers, name=name, timeout=timeout, start_timeout=start_timeout, env=env or {},
+                rendezvous=rendezvous,
             )
-        await ended
-        raise self._broken or WorkerGroupError(f"{self.name} was closed while it was watched")
+        )  # fmt: skip
 
-    # --- end ------------------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return self._ranks.name
 
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if self._broken is None and "close" in self._methods:
-                await self.call(self._methods["close"], (), {}, timeout=10.0)
-        except WorkerGroupError as error:
-            log.warning("%s: closing: %s", self.name, error)
-        finally:
-            await asyncio.to_thread(self._kill)
-
-    def _kill(self) -> None:
-        self._closed = True
-        for actor in self._actors:
-            ray.kill(actor)
-        if self._placement is not None:
-            remove_placement_group(self._placement)
-        if self._rendezvous.startswith("file://"):  # ours to remove, as the ranks may be dead; only there on one node
-            shutil.rmtree(Path(self._rendezvous.removeprefix("file://")).parent, ignore_errors=True)
-
-
-def _check_totals(name: str, pool: ResourcePool) -> None:
-    total = ray.cluster_resources()
-    short = {kind: amount for kind, amount in pool.needed.items() if amount > total.get(kind, 0.0)}
-    if short:
-        raise _placement_error(name, pool, "the cluster has", {kind: total.get(kind, 0.0) for kind in short}, short)
-
-
-def _place(name: str, pool: ResourcePool) -> PlacementGroup | None:
-    """Reserve one bundle per node; None for a pool that takes no resources."""
-    if not pool.per_rank:
-        return None
-    bundles = [{kind: amount * ranks for kind, amount in pool.per_rank.items()} for ranks in pool.process_on_nodes]
-    group = placement_group(bundles, strategy="STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK")
-    if group.wait(PLACEMENT_TIMEOUT):
-        return group
-    remove_placement_group(group)
-    free = ray.available_resources()
-    raise _placement_error(name, pool, "free are", {kind: free.get(kind, 0.0) for kind in pool.needed}, pool.needed)
-
-
-def _placement_error(
-    name: str, pool: ResourcePool, what: str, there: dict[str, float], needed: dict[str, float]
-) -> PlacementError:
-    def show(amounts: dict[str, float]) -> str:
-        return ", ".join(f"{amount:g} {kind}" for kind, amount in amounts.items())
-
-    nodes = len(pool.process_on_nodes)
-    return PlacementError(
-        f"{name}: {pool.world_size} ranks on {nodes} node{'s' * (nodes > 1)} need {show(needed)}; {what} {show(there)}."
-        " Start fewer ranks (trainer.n_gpus_per_node), or tell Ray of more logical CPUs (ray_kwargs.ray_init.num_cpus)"
-    )
+    @property
+    def logs(self) -> list[str]:
+        """The file with a rank's last words, on its node."""
+        return self._ranks.logs

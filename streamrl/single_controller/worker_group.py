@@ -12,47 +12,76 @@ collective with it, or be the ones that died); the deadline passed.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import os
-from collections.abc import Callable, Generator
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
-from streamrl.single_controller.decorator import Dispatch, Execute, MethodSpec, registered_methods
-from streamrl.single_controller.dispatch import split_batch
-from streamrl.single_controller.errors import WorkerDied, WorkerFailed, WorkerGroupError, WorkerTimeout
-from streamrl.single_controller.metrics import is_metrics, merge_metrics
-from transfer_queue.metadata import KVBatchMeta
+from streamrl.single_controller.decorator import Dispatch, Execute, MeshDispatch, MethodSpec, registered_methods
+from streamrl.single_controller.errors import WorkerFailed, WorkerGroupError, WorkerTimeout
+from streamrl.single_controller.mesh import Layout
+from streamrl.single_controller.plan import Plan, make_plan
+from streamrl.single_controller.ranks import ONLY, Ranks, Result
+
+log = logging.getLogger(__name__)
 
 GRACE = 2.0
 """Seconds that the other ranks get after one has raised. When a rank is killed, its peers' collectives may break
 before the death itself is reported; within this time it is, so that the error names the rank that died."""
 
-Result = concurrent.futures.Future | asyncio.Future
-"""What one rank will answer."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds that the workers of a role have for their `close`; then their processes are ended anyway."""
+
+PLACES = MethodSpec("mesh_places", Dispatch.ONE_TO_ALL, Execute.ALL, blocking=True)
 
 
 class WorkerGroup:
-    """Base: knows the worker class and its registered methods. Subclasses know where the ranks are.
+    """The workers of one role, on all ranks: has the methods that their class registered.
 
-    Invariants: calls reach each rank in the order in which they were made; after a rank died, or left a collective
-    half done, every further call raises at once.
+    A group with several roles has none itself; `spawn()` gives one WorkerGroup per role. Views of the same processes:
+    a death, a rank left in a collective, and `close` concern them all.
     """
 
-    def __init__(self, worker_class: type, world_size: int, *, timeout: float) -> None:
-        self.world_size = world_size
-        self.timeout = timeout
-        self.pids = [os.getpid()] * world_size
-        self._methods = registered_methods(worker_class)
-        self._class_name = worker_class.__name__
-        self._broken: WorkerGroupError | None = None
+    def __init__(self, ranks: Ranks, role: str = ONLY) -> None:
+        self._ranks, self._role = ranks, role
+        cls = ranks.classes.get(role)
+        self._methods = registered_methods(cls) if cls else {}
+        self._layouts: dict[str, Layout] = {}
+        self._asking = threading.Lock()
+
+    @property
+    def world_size(self) -> int:
+        return self._ranks.world_size
+
+    @property
+    def pids(self) -> list[int]:
+        """Of each rank's process."""
+        return self._ranks.pids
+
+    @property
+    def failure(self) -> WorkerGroupError | None:
+        """Why no call is made any more: the first death, found also while no call ran; or ranks left half-way."""
+        return self._ranks.failure
+
+    def spawn(self, prefix_set: Iterable[str] | None = None) -> dict[str, WorkerGroup]:
+        """One view per role; `prefix_set` narrows them (verl's name)."""
+        wanted = list(self._ranks.classes if prefix_set is None else prefix_set)
+        if unknown := [role for role in wanted if role not in self._ranks.classes or role == ONLY]:
+            roles = ", ".join(filter(None, self._ranks.classes)) or "none: it was given one class, not a dict by role"
+            raise ValueError(f"spawn: unknown roles {unknown}; this group's roles are {roles}")
+        return {role: WorkerGroup(self._ranks, role) for role in wanted}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        spec = self.__dict__.get("_methods", {}).get(name)
+        methods, ranks = self.__dict__.get("_methods", {}), self.__dict__.get("_ranks")
+        spec = methods.get(name)
         if spec is None:
-            known = ", ".join(sorted(self.__dict__.get("_methods", {})))
-            raise AttributeError(
-                f"{name} is no @register'ed method of {self.__dict__.get('_class_name')}; there are: {known}"
-            )
+            if ranks is not None and self._role not in ranks.classes:
+                raise AttributeError(
+                    f"{name}: this group holds the roles {', '.join(ranks.classes)}; call spawn()[role].{name}"
+                )
+            of = ranks.classes[self._role].__name__ if ranks is not None else None
+            raise AttributeError(f"{name} is no @register'ed method of {of}; there are: {', '.join(sorted(methods))}")
 
         def bound(*args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
             call = self.call(spec, args, kwargs, timeout)
@@ -61,49 +90,61 @@ class WorkerGroup:
         return bound
 
     def call(self, spec: MethodSpec, args: tuple, kwargs: dict[str, Any], timeout: float | None = None) -> Call:
-        """Send each rank its share. Raises at once if the group is broken."""
-        if self._broken is not None:
-            raise self._broken
-        shares = self._shares(spec, args, kwargs)
-        ranks = range(1 if spec.execute is Execute.RANK_ZERO else self.world_size)
-        results = [self._submit(rank, spec.name, *shares[rank]) for rank in ranks]
-        return Call(self, spec, results, self.timeout if timeout is None else timeout)
+        """Send each rank its share. Raises at once if the group is broken, or if the arguments cannot be split."""
+        ranks = self._ranks
+        if ranks.failure is not None:
+            raise ranks.failure
+        seconds = ranks.timeout if timeout is None else timeout
+        plan = make_plan(spec, self._layout(spec, seconds), args, kwargs)
+        results = [ranks.submit(rank, self._role, spec.name, *share) for rank, share in enumerate(plan.shares)]
+        return Call(ranks, spec.name, plan, results, seconds)
+
+    def _layout(self, spec: MethodSpec, timeout: float) -> Layout:
+        """Of the method's mesh: asked for once, at the first call over it, after the calls that are under way.
+
+        That one question blocks, also in an event loop, so that calls keep their order: await `init_model` first.
+        """
+        if not isinstance(spec.dispatch, MeshDispatch):
+            return Layout.flat(self.world_size)
+        mesh = spec.dispatch.mesh
+        with self._asking:
+            if mesh not in self._layouts:
+                call = self.call(PLACES, (), {}, timeout)
+                with ThreadPoolExecutor(1) as waiting:
+                    self._layouts[mesh] = Layout.of(mesh, waiting.submit(call.result).result())
+            return self._layouts[mesh]
 
     async def watch(self) -> NoReturn:
         """Wait for the first death of a rank, also while no call runs; raises WorkerDied."""
-        raise NotImplementedError
+        await self._ranks.watch()
 
     async def close(self) -> None:
-        """End the ranks. Idempotent."""
-        raise NotImplementedError
+        """Close the workers of all roles, then end the ranks. Idempotent."""
+        ranks = self._ranks
+        if ranks.closing:
+            return
+        ranks.closing = True
+        try:
+            for role in ranks.classes:
+                view = WorkerGroup(ranks, role)
+                if ranks.failure is None and "close" in view._methods:
+                    await view.call(view._methods["close"], (), {}, timeout=CLOSE_TIMEOUT)
+        except WorkerGroupError as error:
+            log.warning("closing: %s", error)
+        finally:
+            await ranks.end()
+            ranks.failure = ranks.failure or WorkerGroupError("this worker group is closed; start another")
 
     def shutdown(self) -> None:
         """`close` where no event loop runs."""
         asyncio.run(self.close())
 
-    def _submit(self, rank: int, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
-        raise NotImplementedError
-
-    def _death(self, rank: int, method: str, error: BaseException) -> WorkerDied | None:
-        """WorkerDied if `error` means that the process is gone."""
-        return None
-
-    def _shares(self, spec: MethodSpec, args: tuple, kwargs: dict[str, Any]) -> list[tuple[tuple, dict[str, Any]]]:
-        if spec.dispatch is not Dispatch.DP_COMPUTE:
-            return [(args, kwargs)] * self.world_size
-        split = [_split(arg, self.world_size) for arg in args]
-        split_kwargs = {name: _split(arg, self.world_size) for name, arg in kwargs.items()}
-        return [
-            (tuple(parts[rank] for parts in split), {name: parts[rank] for name, parts in split_kwargs.items()})
-            for rank in range(self.world_size)
-        ]
-
 
 class Call:
     """A method under way on the ranks."""
 
-    def __init__(self, group: WorkerGroup, spec: MethodSpec, results: list[Result], timeout: float) -> None:
-        self._group, self._spec, self._results, self._timeout = group, spec, results, timeout
+    def __init__(self, ranks: Ranks, method: str, plan: Plan, results: list[Result], timeout: float) -> None:
+        self._ranks, self._method, self._plan, self._results, self._timeout = ranks, method, plan, results, timeout
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._outcome().__await__()
@@ -111,7 +152,7 @@ class Call:
     def result(self) -> Any:
         """Wait where no event loop runs."""
         if _in_event_loop():
-            raise RuntimeError(f"{self._spec.name}: inside an event loop, await the call instead of calling .result()")
+            raise RuntimeError(f"{self._method}: inside an event loop, await the call instead of calling .result()")
         return asyncio.run(self._outcome())
 
     async def _outcome(self) -> Any:
@@ -123,7 +164,7 @@ class Call:
                 if isinstance(result, asyncio.Future):  # runs in this loop and for this caller only
                     result.cancel()
             raise
-        return self._collected([result.result() for result in self._results])
+        return self._plan.collect([result.result() for result in self._results])
 
     async def _wait(self, waiting: dict[asyncio.Future, int]) -> None:
         loop = asyncio.get_running_loop()
@@ -132,7 +173,7 @@ class Call:
             done, _ = await asyncio.wait(waiting, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 late = sorted(waiting.values())
-                self._fail(WorkerTimeout(self._spec.name, late, [self._group.pids[r] for r in late], self._timeout))
+                self._fail(WorkerTimeout(self._method, late, [self._ranks.pids[r] for r in late], self._timeout))
             ranks = [waiting.pop(settled) for settled in done]
             failed = sorted(rank for rank in ranks if self._error(rank) is not None)
             if failed:
@@ -144,24 +185,24 @@ class Call:
 
     def _raise_failure(self, failed: list[int]) -> NoReturn:
         """A death explains the other errors; else the rank that raised first does."""
-        name, group = self._spec.name, self._group
+        name, ranks = self._method, self._ranks
         for rank in failed:
             error = self._error(rank)
             assert error is not None
-            if death := group._death(rank, name, error):
+            if death := ranks.death(rank, name, error):
                 self._fail(death)
         rank = failed[0]
         error = self._error(rank)
         assert error is not None
         cause = getattr(error, "cause", None) or error
-        failure = WorkerFailed(rank, group.pids[rank], name, f"{type(cause).__name__}: {cause}")
+        failure = WorkerFailed(rank, ranks.pids[rank], name, f"{type(cause).__name__}: {cause}")
         failure.__cause__ = error
         if len(failed) < len(self._results):
             self._fail(failure)  # the others did not stop with it: the ranks are out of step
         raise failure
 
     def _fail(self, error: WorkerGroupError) -> NoReturn:
-        self._group._broken = self._group._broken or error
+        self._ranks.failure = self._ranks.failure or error
         raise error
 
     def _error(self, rank: int) -> BaseException | None:
@@ -170,17 +211,6 @@ class Call:
         if not result.done():
             return None
         return asyncio.CancelledError() if result.cancelled() else result.exception()
-
-    def _collected(self, results: list[Any]) -> Any:
-        if self._spec.dispatch is Dispatch.RANK_ZERO or self._spec.execute is Execute.RANK_ZERO:
-            return results[0]
-        if self._spec.dispatch is Dispatch.DP_COMPUTE and all(is_metrics(result) for result in results):
-            return merge_metrics(results)
-        return results
-
-
-def _split(value: Any, parts: int) -> list[Any]:
-    return list(split_batch(value, parts)) if isinstance(value, KVBatchMeta) else [value] * parts
 
 
 def _settled(result: Result) -> asyncio.Future:

@@ -8,7 +8,17 @@ import signal
 import threading
 from typing import Any
 
-from streamrl.single_controller import Dispatch, Execute, Mean, Metric, RankInfo, Total, Worker, register
+from streamrl.single_controller import (
+    Dispatch,
+    Execute,
+    Mean,
+    Metric,
+    RankInfo,
+    Total,
+    Worker,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
 from transfer_queue.metadata import KVBatchMeta
 
 
@@ -28,6 +38,10 @@ class EchoWorker(Worker):
     @register(Dispatch.ONE_TO_ALL, Execute.RANK_ZERO)
     def only_first(self) -> int:
         return self.rank.rank
+
+    @register(Dispatch.ONE_TO_ALL)
+    def pid(self) -> int:
+        return os.getpid()
 
     @register(Dispatch.DP_COMPUTE)
     def keys(self, batch: KVBatchMeta, prefix: str = "") -> list[str]:
@@ -65,3 +79,15 @@ class EchoWorker(Worker):
         ctypes.string_at(0)
 
     def not_registered(self) -> Any: ...
+
+
+class SharingWorker(EchoWorker):
+    """All ranks work on the same rows, and the last one collects."""
+
+    @register(Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        self._register_dispatch_collect_info("actor", 0, self.rank.rank == self.rank.world_size - 1)
+
+    @register(make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def all_rows(self, batch: KVBatchMeta) -> list[str]:
+        return batch.keys

@@ -29,7 +29,7 @@ from streamrl.single_controller import (
 )
 from streamrl.single_controller.balance import balanced_partitions
 from streamrl.single_controller.dispatch import mini_batch_indices, split_batch
-from tests.workers.ranks import EchoWorker
+from tests.single_controller.ranks import EchoWorker
 from transfer_queue.metadata import KVBatchMeta
 
 
