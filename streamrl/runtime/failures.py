@@ -2,7 +2,54 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
 from streamrl.errors import UserError
+from transfer_queue.errors import QueueFull
+
+MIB = 1 << 20
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFullError(UserError):
+    """A run directory could not be written any more."""
+
+
+def explained(error: Exception, directory: Path) -> Exception:
+    """The error that ended the run in `directory`; where a full disk did, one that says what to do."""
+    if isinstance(error, UserError) or not (found := [text for each in _chain(error) if (text := _full(each))]):
+        return error
+    if isinstance(error, QueueFull):  # of the queue's storage, which may be elsewhere
+        return DiskFullError(str(error))
+    try:
+        usage = shutil.disk_usage(directory)
+        room = f"{usage.free / MIB:.1f} of {usage.total / MIB:.1f} MiB are free"
+    except OSError:
+        room = "how much is free there cannot be told"
+    return DiskFullError(
+        f"no room to write in {directory}: {found[0]}; {room}. Free disk space there (older runs are beside it) or "
+        "raise the quota, then the same command goes on from what was written before"
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it says it came from, another process's included."""
+    while error is not None:
+        yield error
+        error = getattr(error, "cause", None) or error.__cause__ or error.__context__
+
+
+def _full(error: BaseException) -> str:
+    """What the system said, if it says that there is no room."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"{os.strerror(error.errno)} ({error.filename})" if error.filename else os.strerror(error.errno)
+    text = str(error)  # of libraries that make an error of their own out of it
+    return next((words for code in FULL if (words := os.strerror(code)) in text), "")
 
 
 def queue_failed(error: Exception) -> UserError:

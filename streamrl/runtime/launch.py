@@ -20,7 +20,7 @@ from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
 from streamrl.monitor.summary import Summary, print_summary
 from streamrl.monitor.terminal import TerminalView
-from streamrl.runtime.failures import last_line
+from streamrl.runtime.failures import explained, last_line
 from streamrl.runtime.run_dir import RunDirectory, resumable
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
             summary = _run_local(config, run) if config.runtime == "local" else _run_ray(config, run)
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001  # the root of the run: a summary and a log were written, the user gets one line
+    except Exception as error:  # the root of the run: a summary and a log were written, the user gets one line
+        error = explained(error, run.path)
+        if isinstance(error, UserError):
+            raise error from None
         console.print(
             f"failed: {one_line(error)}\nsee {run.path}/trainer.log",
             style="red",
@@ -66,6 +69,7 @@ def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:
     from streamrl.runtime.session import Session
 
     logging.basicConfig(filename=run.path / "trainer.log", level=logging.INFO)
+    logging.raiseExceptions = False  # a log on a full disk is no reason for tracebacks on the terminal
 
     async def main() -> Summary:
         async with local_parts(config, run) as parts:

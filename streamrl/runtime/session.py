@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from streamrl.monitor.summary import Groups, Status, Summary, write_summary
+from streamrl.runtime.failures import explained
 from streamrl.runtime.run_dir import resumable
 from streamrl.trainer.loop import Trainer
 from streamrl.trainer.modes import MODES
@@ -29,6 +30,8 @@ class Session:
             status = await self.trainer.fit()
         except BaseException as error:
             cause = root_cause(error)
+            if isinstance(cause, Exception):
+                cause = explained(cause, self._parts.run.path)
             log.error("the run failed", exc_info=error)
             await self._summarise("failed", f"{type(cause).__name__}: {cause}")
             self._parts.run.finished = not resumable(self._parts.run.path)
@@ -56,7 +59,12 @@ class Session:
             groups=Groups.of(trainer.report.stats) if trainer.report.stats else Groups(),
             extra={"mode": self._parts.config.trainer.v1.trainer_mode, "seed": self._parts.config.trainer.seed},
         )
-        write_summary(self._parts.run.path, summary)
+        try:
+            write_summary(self._parts.run.path, summary)
+        except OSError:
+            if status != "failed":
+                raise
+            log.exception("no summary could be written")  # what ended the run is told, not this
         return summary
 
 

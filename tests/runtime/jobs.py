@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -39,10 +40,15 @@ class Job:
     def text(self) -> str:
         return self.output.read_text()[-4000:] if self.output.exists() else ""
 
-    def start(self) -> subprocess.Popen:
+    def start(self, *, max_file_bytes: int = resource.RLIM_INFINITY) -> subprocess.Popen:
+        """`max_file_bytes`: no file can grow beyond it, as on a full disk."""
+
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, resource.RLIM_INFINITY))
+
         with self.output.open("ab") as log:
             command = [sys.executable, "-m", "streamrl.main", *self.arguments]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=limit)
         return self.process
 
     def wait_for_step(self, step: int) -> None:

@@ -99,6 +99,21 @@ def test_a_journal_that_lost_its_end_does_not_make_prompts_train_twice(job: Job,
     job.check_accounts()
 
 
+@pytest.mark.parametrize("room", [80_000, 160_000])
+def test_a_run_that_cannot_write_any_more_names_the_directory_and_goes_on_when_it_can(
+    tmp_path: Path, room: int
+) -> None:
+    job = Job(tmp_path, *VIRTUAL, "trainer.save_freq=3", "transfer_queue.segment_bytes=65536", steps=STEPS)
+    assert job.start(max_file_bytes=room).wait(60) == 2, job.text
+    last = job.text.splitlines()[-1]
+    assert f"error: no room to write in {job.path}: File too large" in last
+    assert "Free disk space there" in last
+    assert "Traceback" not in job.text
+    job.start()
+    job.finish()
+    job.check_accounts()
+
+
 def flip(data: bytes) -> bytes:
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
