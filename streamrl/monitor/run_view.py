@@ -26,6 +26,9 @@ RECENT_STEPS = 10
 TOKEN_WINDOW = 10.0
 EMA = 0.9
 
+LONGEST_WHY = 100
+"""Characters shown of the reason for which a group failed."""
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 ENDED = ("finished", "interrupted", "failed")
@@ -45,6 +48,8 @@ class RunView:
         self.depth: dict[str, int] = {}
         self.versions: dict[tuple[str, str], int] = {}
         self.restarts: dict[str, int] = {}
+        self.left: dict[str, tuple[int, str]] = {}
+        """Groups that left untrained: how many by kind of reason (stale, failed, dead, ...), and the last one's why."""
         self.last_event = 0.0
         self._open: dict[str, float] = {}  # the trainer's spans under way, by name
         self._finished: deque[tuple[float, dict[str, Any]]] = deque(maxlen=RECENT_STEPS + 1)
@@ -96,11 +101,18 @@ class RunView:
             self.validation |= found
             shown = ", ".join(f"{_clean(name)} {value:.3f}" for name, value in found.items())
             return f"validation {_clean(event.value)}, step {_clean(event.fields.get('step', '?'))}: {shown}"
+        if event.name == "dropped":
+            self._group_left(str(event.value), str(event.fields.get("reason", "")))
         if event.name == "restart":
             role = _clean(event.fields.get("role", "process"))
             self.restarts[role] = self.restarts.get(role, 0) + 1
             return f"restarted {role}: {_clean(event.value)}"
         return None
+
+    def _group_left(self, state: str, reason: str) -> None:
+        kind, _, why = ("dead", "", reason) if state == "dead" else reason.partition(":")
+        count, _ = self.left.get(kind, (0, ""))
+        self.left[kind] = (count + 1, _clean(why.strip())[:LONGEST_WHY])
 
     def _counter(self, event: Event) -> None:
         if not isinstance(event.value, (int, float)):
@@ -205,6 +217,9 @@ class RunView:
             rows.append(("time", f"{self.seconds_per_step:.2f} s a step{more}"))
         if self.limit():
             rows.append(("limit", self.limit()))
+        if self.left:
+            left = [(f"{count} {_clean(kind)}", why) for kind, (count, why) in self.left.items()]
+            rows.append(("dropped", ", ".join(f"{text} ({why})" if why else text for text, why in left)))
         if self.restarts:
             rows.append(("restarts", ", ".join(f"{role} {count}" for role, count in self.restarts.items())))
         return rows

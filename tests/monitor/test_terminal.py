@@ -130,6 +130,23 @@ def test_where_stdout_is_no_terminal_there_is_one_line_per_step(run: Run, tmp_pa
     assert lines[6:] == ["restarted agent worker: agent-1 after signal 9"]
 
 
+def test_groups_that_left_untrained_are_counted_by_kind_with_the_last_ones_reason(run: Run, tmp_path: Path) -> None:
+    run.steps(1, 1)
+    assert "dropped" not in view_of(tmp_path).line()
+    for state, reason in [
+        ("dropped", "stale"), ("dropped", "stale"), ("dropped", "failed: KeyError: 'answer'"),
+        ("dropped", "failed: LookupError: the agent\x1b[31m lost: " + 500 * "x"), ("dead", "its holder 'a' died"),
+    ]:  # fmt: skip
+        run.log.state("dropped", state, uid="u", reason=reason)
+    run.steps(2, 2)
+    view = view_of(tmp_path)
+    assert "| dropped 2 stale, 2 failed (LookupError: the agent [31m lost: xxx" in view.line()
+    assert view.line().endswith("xxx), 1 dead (its holder 'a' died)")
+    assert len(view.line()) < 500
+    assert "2 stale, 2 failed (LookupError" in drawn(view, run.now)
+    assert check_events(read_events(tmp_path)) > 0
+
+
 def test_a_finished_run_is_shown_once(run: Run, tmp_path: Path) -> None:
     run.steps(1, 60)
     run.log.state("run", "finished")
