@@ -11,6 +11,9 @@ def token_age(weight_versions: np.ndarray, version: int) -> np.ndarray:
     return np.where(versions < 0, 0, version - versions)
 
 
-def age_mask(mask: np.ndarray, weight_versions: np.ndarray, *, version: int, max_age: int) -> np.ndarray:
-    """`mask` i64[R] without the tokens older than `max_age` versions."""
-    return np.where(token_age(weight_versions, version) > max_age, 0, mask)
+def age_mask(
+    mask: np.ndarray, weight_versions: np.ndarray, *, version: int, max_age: int, min_share: float = 0.0
+) -> np.ndarray:
+    """`mask` [R] without the tokens older than `max_age` versions; all 0 if less than `min_share` of it remains."""
+    kept = np.where(token_age(weight_versions, version) > max_age, np.zeros_like(mask), mask)
+    return kept if kept.sum() >= min_share * np.sum(mask) else np.zeros_like(kept)
