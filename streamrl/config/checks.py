@@ -13,6 +13,7 @@ from agent_loop.plugins import PluginError, is_path_spec
 from agent_loop.rewards import REWARDS
 from agent_loop.tools.base import load_tool
 from streamrl.algorithms.advantages import estimator
+from streamrl.algorithms.thresholds import parse_threshold, rejection_rules
 from streamrl.config import data_files
 from streamrl.config.derive import needs_values
 from streamrl.config.paths import defines, find, looked_in, split_file_object
@@ -95,8 +96,12 @@ def _correction(config: StreamRLConfig) -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
     if correction.loss_type == "reinforce" and not correction.bypass_mode:
         yield f"{key}.loss_type=reinforce needs {key}.bypass_mode=true (there is no other old policy in it)"
-    if (correction.rollout_rs is None) != (correction.rollout_rs_threshold is None):
-        yield f"{key}.rollout_rs and {key}.rollout_rs_threshold go together"
+    try:
+        parse_threshold(correction.rollout_is_threshold)
+        if correction.rollout_rs is not None:
+            rejection_rules(correction.rollout_rs, correction.rollout_rs_threshold)
+    except ValueError as error:
+        yield f"{key}: {error}"
     cut, drift = rollout.top_p < 1 or rollout.top_k > 0, config.actor_rollout_ref.actor.target_kl
     if cut and (correction.bypass_mode or correction.rollout_is or correction.rollout_rs or drift):
         yield (

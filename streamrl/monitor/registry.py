@@ -69,6 +69,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("actor/{loss,pg_loss,kl_loss,entropy_loss}", "", "Losses, mean over the optimizer steps."),
     _step("actor/entropy", "nats", "Mean entropy per token of the policy."),
     _step("actor/{pg_clipfrac,pg_clipfrac_lower}", "share", "Tokens whose ratio was clipped; by the dual clip."),
+    _step("actor/pg_covfrac", "share", "Tokens that clip_cov or kl_cov treated apart.", ""),
     _step("actor/ppo_kl", "nats", "Mean of old minus new log-prob."),
     _step("actor/{kl_coef,reward_kl_penalty,reward_kl_penalty_coeff}", "", "KL to the reference policy."),
     _step("actor/grad_norm", "", "Gradient norm before clipping."),

@@ -63,7 +63,11 @@ TABLE: tuple[EventSpec, ...] = (
     _span("validate", "trainer", ("step",), "Validation; also `when` (before, during, after)."),
     # What the trainer's devices do. Everything else in a step is lost time.
     _span("old_log_prob", "trainer", ("step",), "Log-probs of the rows under pi_old."),
-    _span("advantage", "trainer", ("step",), "Advantages, in the trainer process."),
+    _span("ref", "trainer", ("step",), "Log-probs of the rows under the reference policy."),
+    _span("values", "trainer", ("step",), "The critic's values of the rows."),
+    _span("reward", "trainer", ("step",), "Token-level rewards with the KL penalty."),
+    _span("advantage", "trainer", ("step",), "Advantages, in the trainer process or on the ranks."),
+    _span("update_critic", "trainer", ("step",), "The critic's optimizer steps."),
     _span("train", "trainer", ("step",), "Forward, backward, optimizer step of a mini-batch; also `rows`, `tokens`."),
     # Generation.
     _span(
@@ -123,7 +127,7 @@ TABLE: tuple[EventSpec, ...] = (
 
 EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in TABLE}
 
-TRAIN_SPANS = ("train", "old_log_prob", "advantage")
+TRAIN_SPANS = ("train", "old_log_prob", "ref", "values", "reward", "advantage", "update_critic")
 """Time in these is training; all other time of a step is lost to a cause."""
 
 CAUSE_OF_SPAN: dict[str, Cause] = {

@@ -49,8 +49,11 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         }
         for server in servers.values():
             stack.push_async_callback(server.close)
-        group = await _start_actor(config, run, local)
+        group = _start_ranks(config, run, local)
         stack.push_async_callback(group.close)
+        roles = group.spawn()
+        for view in roles.values():
+            await view.init_model()
         worker_config = settings.agent_worker(config, virtual_clock=virtual)
         chat = ChatTokenizer.from_pretrained(worker_config.model_path)
 
@@ -64,7 +67,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
             config=config,
             run=run,
             queue=queue,
-            actor=group,  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
+            actor=roles["actor"],  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
             servers=LLMServerManager(servers),
             agents=AgentLoopManager(TaskSpawner(make), queue, workers),
             train_data=train_data,
@@ -72,6 +75,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
             events=events,
             clock=clock,
             weights_dir=weights,
+            critic=roles.get("critic"),  # type: ignore[arg-type]
         )
 
 
@@ -98,16 +102,15 @@ def _start_queue(config: StreamRLConfig, run: RunDirectory) -> LocalQueue:
         raise queue_failed(error) from error
 
 
-async def _start_actor(config: StreamRLConfig, run: RunDirectory, queue: LocalQueue) -> LocalWorkerGroup:
-    client = queue.client("actor-0")
+def _start_ranks(config: StreamRLConfig, run: RunDirectory, queue: LocalQueue) -> LocalWorkerGroup:
     if config.actor_rollout_ref.actor.strategy == "sim":
-        worker = _sim_actor(config, client)
-        group = LocalWorkerGroup(worker, inline=True)  # its methods only sleep, on this loop's clock
-    else:
-        worker = _actor(config, run, client)
-        group = LocalWorkerGroup(worker, device=config.trainer.device)
-    await group.init_model()
-    return group
+        actor = _sim_actor(config, queue.client("actor-0"))
+        return LocalWorkerGroup({"actor": actor}, inline=True)  # its methods only sleep, on this loop's clock
+    from streamrl.workers.row_store import LoopStore
+
+    loop = asyncio.get_running_loop()
+    queues = {role: LoopStore(queue.client(f"{role}-0"), loop) for role in ("actor", "critic")}
+    return LocalWorkerGroup(settings.rank_workers(config, run, queues), device=config.trainer.device)
 
 
 def _sim_actor(config: StreamRLConfig, client: QueueClient) -> ClassWithInitArgs:
@@ -116,13 +119,3 @@ def _sim_actor(config: StreamRLConfig, client: QueueClient) -> ClassWithInitArgs
     times = config.actor_rollout_ref.actor.sim
     timing = SimTiming(per_step=times.step_seconds, per_token=times.token_seconds, publish=times.publish_seconds)
     return ClassWithInitArgs(SimActorWorker, timing, queue=client)
-
-
-def _actor(config: StreamRLConfig, run: RunDirectory, client: QueueClient) -> ClassWithInitArgs:
-    from streamrl.workers.actor import ActorWorker
-    from streamrl.workers.row_store import LoopStore
-    from streamrl.workers.settings import ActorSettings
-
-    store = LoopStore(client, asyncio.get_running_loop())
-    weights = str(settings.weights_dir(run))
-    return ClassWithInitArgs(ActorWorker, ActorSettings.of(config), queue=store, weights_dir=weights)

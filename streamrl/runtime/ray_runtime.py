@@ -30,7 +30,7 @@ from streamrl.runtime.agent_actors import RaySpawner
 from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.queue_node import QueueNode
 from streamrl.runtime.run_dir import RunDirectory
-from streamrl.single_controller import ClassWithInitArgs, RayWorkerGroup, ResourcePool
+from streamrl.single_controller import RayWorkerGroup, ResourcePool
 from streamrl.trainer.parts import Parts
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import QueueError
@@ -54,6 +54,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
             asyncio.to_thread(_start_ranks, config, run, address), _start_servers(config, run, stack)
         )
         stack.push_async_callback(group.close)
+        roles = group.spawn()
         spawner = RaySpawner(settings.agent_worker(config), address, servers, run.path)
 
         def restarted(name: str, reason: str) -> None:
@@ -63,7 +64,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
             config=config,
             run=run,
             queue=queue,
-            actor=group,  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
+            actor=roles["actor"],  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
             servers=LLMServerManager(servers),
             agents=AgentLoopManager(
                 spawner, queue, config.actor_rollout_ref.rollout.agent.num_workers, on_restart=restarted
@@ -73,6 +74,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
             events=events,
             clock=time.monotonic,
             weights_dir=weights,
+            critic=roles.get("critic"),  # type: ignore[arg-type]
         )
 
 
@@ -102,16 +104,13 @@ async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncEx
 
 
 def _start_ranks(config: StreamRLConfig, run: RunDirectory, address: dict[str, str]) -> RayWorkerGroup:
-    from streamrl.workers.actor import ActorWorker
-    from streamrl.workers.settings import ActorSettings
-
+    """One process per rank, in it the actor (with its reference) and, if there is one, the critic."""
     trainer = config.trainer
     pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, device=trainer.device)
-    worker = ClassWithInitArgs(
-        ActorWorker, ActorSettings.of(config), queue=address, weights_dir=str(settings.weights_dir(run))
-    )
-    group = RayWorkerGroup(pool, worker, name="actor", start_timeout=settings.RANK_START_SECONDS)
-    group.init_model()
+    workers = settings.rank_workers(config, run, {"actor": address, "critic": address})
+    group = RayWorkerGroup(pool, workers, name="ranks", start_timeout=settings.RANK_START_SECONDS)
+    for view in group.spawn().values():
+        view.init_model()
     return group
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_loop.llm.protocol import SamplingParams
 from agent_loop.loop import Budgets
 from agent_loop.worker import WorkerConfig
 from streamrl.config import StreamRLConfig
 from streamrl.runtime.run_dir import RunDirectory
+from streamrl.single_controller import ClassWithInitArgs
 
 if TYPE_CHECKING:
     from streamrl.rollout.replica import RolloutServerConfig
@@ -23,6 +25,20 @@ def weights_dir(run: RunDirectory) -> Path:
     shared = Path("/dev/shm")
     root = shared if shared.is_dir() else run.path
     return root / f"streamrl-weights-{run.path.name}-{run.path.stat().st_ino}"
+
+
+def rank_workers(config: StreamRLConfig, run: RunDirectory, queues: Mapping[str, Any]) -> dict[str, ClassWithInitArgs]:
+    """What each training rank holds, by role. `queues`: what the worker of a role reads its rows from."""
+    from streamrl.workers.actor import ActorWorker
+    from streamrl.workers.critic import CriticWorker
+    from streamrl.workers.settings import ActorSettings, CriticSettings
+
+    actor = ClassWithInitArgs(
+        ActorWorker, ActorSettings.of(config), queue=queues["actor"], weights_dir=str(weights_dir(run))
+    )
+    if not config.critic.enable:
+        return {"actor": actor}
+    return {"actor": actor, "critic": ClassWithInitArgs(CriticWorker, CriticSettings.of(config), queues["critic"])}
 
 
 def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> WorkerConfig:

@@ -2,6 +2,7 @@
 
     checkpoints/global_step_40/
         actor/          the ranks' shards (streamrl.workers)
+        critic/         likewise, if there is a critic
         trainer.json    step, dispatch cursor, outstanding prompts, configuration digest
         manifest.json   size and digest of every other file; written last, then the directory is renamed into place
 
@@ -39,6 +40,8 @@ class TrainerState:
     """Dispatch orders issued but neither trained nor dropped at this step: needed when the queue is lost."""
     validation: dict[str, dict[str, float]] = field(default_factory=dict)
     """Accuracies measured so far, by label ("before", "during": the last one)."""
+    kl: dict[str, float] = field(default_factory=dict)
+    """State of the KL penalty's coefficient."""
     format: int = FORMAT
 
 
@@ -57,16 +60,18 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         return self.directory / f"global_step_{step}"
 
-    async def save(self, state: TrainerState, save_actor: Callable[[Path], Awaitable[object]]) -> int:
+    async def save(self, state: TrainerState, save_ranks: Callable[[Path], Awaitable[object]]) -> int:
         """Write a whole checkpoint and drop the ones beyond `keep`; the step up to which acks are now final.
+
+        `save_ranks` puts a directory per model into the one it is given.
 
         An error on the way (disk full) leaves the earlier checkpoints as they were.
         """
         draft = self.directory / f".global_step_{state.step}.draft"
         shutil.rmtree(draft, ignore_errors=True)
-        (draft / "actor").mkdir(parents=True, mode=0o700)
+        draft.mkdir(parents=True, mode=0o700)
         try:
-            await save_actor(draft / "actor")
+            await save_ranks(draft)
             (draft / "trainer.json").write_text(json.dumps(asdict(state)))
             _seal(draft, state.step)
             target = self.path(state.step)

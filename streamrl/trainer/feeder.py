@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_loop.rows import PROMPT_FIELDS
+from agent_loop.session import SAMPLED_SESSIONS
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, QueueFull
 from transfer_queue.keys import prompt_uid
@@ -39,15 +40,17 @@ class Prompts:
     columns: dict[str, list[Any]]
 
 
-def prompts_at(source: PromptSource, orders: list[int], n: int, tag: dict[str, Any] | None = None) -> Prompts:
-    """The prompts with these dispatch orders; `n` sessions each where a row has no "n" of its own."""
+def prompts_at(source: PromptSource, orders: list[int], n: int, *, baseline: bool = False) -> Prompts:
+    """The prompts with these dispatch orders; `n` sessions each where a row has no "n" of its own. With `baseline`
+    one more, which is greedy."""
     specs: list[GroupSpec] = []
     columns: dict[str, list[Any]] = {name: [] for name in PROMPT_FIELDS}
     for order in orders:
         epoch, position = divmod(order, len(source))
         row = source.at(epoch, position)
-        own_tag = {**(tag or {}), "index": row["index"]}
-        specs.append(GroupSpec(prompt_uid(epoch, position), row.get("n") or n, order, tag=own_tag))
+        sampled = int(row.get("n") or n)
+        tag = {"index": row["index"]} | ({SAMPLED_SESSIONS: sampled} if baseline else {})
+        specs.append(GroupSpec(prompt_uid(epoch, position), sampled + baseline, order, tag=tag))
         for name in PROMPT_FIELDS:
             columns[name].append(row.get(name))
     return Prompts(specs, columns)
@@ -60,12 +63,14 @@ class Feeder:
     step by step; the asynchronous modes leave the bound to the queue.
     """
 
-    def __init__(self, client: QueueClient, source: PromptSource, *, partition: str, n: int, chunk: int) -> None:
+    def __init__(
+        self, client: QueueClient, source: PromptSource, *, partition: str, n: int, chunk: int, baseline: bool = False
+    ) -> None:
         self.next_order = 0
         self._client = client
         self._source = source
         self._partition = partition
-        self._n = n
+        self._n, self._baseline = n, baseline
         self._chunk = chunk
         self._allowed: int | None = None
         self._more = asyncio.Event()
@@ -102,7 +107,7 @@ class Feeder:
                 )
 
     async def _admit(self, orders: list[int]) -> bool:
-        prompts = prompts_at(self._source, orders, self._n)
+        prompts = prompts_at(self._source, orders, self._n, baseline=self._baseline)
         try:
             await self._client.admit(self._partition, prompts.specs, prompts.columns, wait=ADMIT_WAIT)
         except QueueFull:

@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from streamrl.data import training_steps
 from streamrl.monitor.summary import Status
 from streamrl.trainer import validation
-from streamrl.trainer.batch import batch_meta, group_advantages, score_metrics
 from streamrl.trainer.batch_log import BatchLog, last_committed
 from streamrl.trainer.checkpoint import CheckpointError, CheckpointStore, TrainerState
 from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
-from streamrl.trainer.staleness import StalenessPolicy, oldest_version
+from streamrl.trainer.scores import score_metrics
+from streamrl.trainer.selection import Selection, oldest_version
+from streamrl.trainer.update import Update
 from transfer_queue.net.messages import Group, TaskSpec
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ class Stopped(Exception):
     """Somebody asked the run to stop."""
 
 
-class Trainer:
+class Trainer(ABC):
     """The single controller of a run. Subclasses are the modes.
 
     Invariants: every group admitted ends trained, dropped or dead; a group is in the batch log of exactly one step
@@ -67,18 +69,20 @@ class Trainer:
         self.mini_batch = min(config.actor_rollout_ref.actor.ppo_mini_batch_size, self.groups_per_step)
         self.checkpoints = CheckpointStore(parts.run.checkpoints)
         self.report = Reporter(parts, PARTITION)
+        self.update = Update(config, parts.actor, parts.critic, parts.events, PARTITION)
         self.stop = asyncio.Event()
         self._batch_log = BatchLog(parts.run.batches)
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
         self._saved_step = 0
         self.buffer = ReplayBuffer(
-            parts.queue, PARTITION, policy=StalenessPolicy(self.max_age), events=parts.events, in_order=self.in_order,
+            parts.queue, PARTITION, selection=self._selection(), events=parts.events, in_order=self.in_order,
             stall_timeout=config.trainer.stall_timeout, max_failed=FAILED_BATCHES * self.groups_per_step,
+            max_filtered=config.algorithm.filter_groups.max_num_gen_batches * self.groups_per_step,
             on_left=self._groups_left, on_lost_prompts=self._to_admit_again.put_nowait,
         )  # fmt: skip
         self.feeder = Feeder(
             parts.queue, parts.train_data, partition=PARTITION, n=config.actor_rollout_ref.rollout.n,
-            chunk=max(1, self.mini_batch // 4),
+            chunk=max(1, self.mini_batch // 4), baseline="baseline" in self.update.estimator.needs,
         )  # fmt: skip
         self._validator = (
             validation.Validator(parts.queue, parts.val_data, stall_timeout=config.trainer.stall_timeout)
@@ -86,22 +90,30 @@ class Trainer:
             else None
         )
 
+    def _selection(self) -> Selection:
+        return Selection(self.max_age, filter_equal=self.config.algorithm.filter_groups.enable)
+
     # --- hooks of the modes -----------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def max_outstanding(self) -> int:
         """Credit: groups issued and not yet trained or dropped."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def max_age(self) -> int | None:
         """Bound on a token's age in versions; None only measures."""
-        raise NotImplementedError
 
-    async def before_step(self) -> None:
+    @property
+    def groups_per_update(self) -> int:
+        """Groups leased and trained together: a mini-batch, as soon as it is there, or the whole step."""
+        return self.mini_batch
+
+    async def before_step(self) -> None:  # noqa: B027  # a hook: nothing by default
         """Before the first sample of a step; what it takes counts as waiting for data."""
 
-    def on_left(self, groups: list[Group]) -> None:
+    def on_left(self, groups: list[Group]) -> None:  # noqa: B027
         """Groups left untrained."""
 
     # --- the run ----------------------------------------------------------------------------------------------
@@ -167,11 +179,11 @@ class Trainer:
             with self.parts.events.span("wait_data", step=step):
                 await self._or_stopped(self.before_step())
             batches: list[LeasedBatch] = []
-            for _ in range(self.groups_per_step // self.mini_batch):
-                sample = self.buffer.sample(self.mini_batch, self.step)
+            for _ in range(self.groups_per_step // self.groups_per_update):
+                sample = self.buffer.sample(self.groups_per_update, self.step)
                 # Once the weights have moved, the step is finished: a checkpoint of half a step trains groups twice.
                 batch = await (sample if batches else self._or_stopped(sample))
-                self.report.updated(await self._update(batch, step))
+                self.report.updated(await self._update(batch, step, first=not batches))
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
             await self._publish(step)
@@ -187,29 +199,16 @@ class Trainer:
             span.add(groups=len(groups), samples=sum(len(g.rows) for g in groups), dropped=self.report.dropped_in_step)
         self.report.step_ends(step, rows)
 
-    async def _update(self, batch: LeasedBatch, step: int) -> dict[str, float]:
-        config = self.config
-        with self.parts.events.span("advantage", step=step):
-            algorithm = config.algorithm
-            advantages = group_advantages(
-                batch.groups, algorithm.adv_estimator, norm_by_std=algorithm.norm_adv_by_std_in_grpo
-            )
-        extra: dict[str, Any] = {
-            "advantages": advantages,
-            "mini_batch_size": self.mini_batch,
-            "temperature": config.actor_rollout_ref.rollout.temperature,
-            "version": self.step,
-            "staleness": mean(self.step - oldest_version(group) for group in batch.groups),
-            "max_age": self.max_age,
-        }
-        meta = batch_meta(batch, PARTITION, extra)
-        metrics: dict[str, float] = {}
-        if not config.algorithm.rollout_correction.bypass_mode:
-            with self.parts.events.span("old_log_prob", step=step):
-                metrics |= await self.parts.actor.compute_log_prob(meta)
-        with self.parts.events.span("train", step=step, rows=len(meta)) as span:
-            metrics |= await self.parts.actor.update_actor(meta)
-        return metrics | {"timing_s/update_actor": span.seconds}
+    async def _update(self, batch: LeasedBatch, step: int, *, first: bool) -> dict[str, float]:
+        staleness = mean(self.step - oldest_version(group) for group in batch.groups)
+        alone = self.groups_per_update == self.groups_per_step
+        return await self.update.run(
+            batch,
+            step=step,
+            max_age=self.max_age,
+            staleness=staleness,
+            pi_old="current" if alone else "keep" if first else "kept",
+        )
 
     async def _publish(self, version: int) -> None:
         with self.parts.events.span("publish", version=version):
@@ -265,7 +264,12 @@ class Trainer:
             )
         if steps:
             state = self.checkpoints.load(steps[-1])
-            await self.parts.actor.load_checkpoint(str(self.checkpoints.path(state.step) / "actor"))
+            saved = self.checkpoints.path(state.step)
+            await self.parts.actor.load_checkpoint(str(saved / "actor"))
+            if self.parts.critic is not None:
+                await self.parts.critic.load_checkpoint(str(saved / "critic"))
+            if state.kl:
+                self.update.kl.load(state.kl)
         self._batch_log.resumed(state.step)
         log.info("resuming %s at step %d", self.parts.run.path, state.step)
         return state
@@ -273,10 +277,18 @@ class Trainer:
     async def _checkpoint(self) -> None:
         with self.parts.events.span("checkpoint", step=self.step):
             stats = (await self.parts.queue.stats()).partitions[PARTITION]
-            state = TrainerState(self.step, stats.next_order, sorted(stats.outstanding), dict(self.validations))
+            state = TrainerState(
+                self.step,
+                stats.next_order,
+                sorted(stats.outstanding),
+                dict(self.validations),
+                self.update.kl.state(),
+            )
 
-            async def save(directory: Path) -> object:
-                return await self.parts.actor.save_checkpoint(str(directory))
+            async def save(directory: Path) -> None:
+                await self.parts.actor.save_checkpoint(str(directory / "actor"))
+                if self.parts.critic is not None:
+                    await self.parts.critic.save_checkpoint(str(directory / "critic"))
 
             final = await self.checkpoints.save(state, save)
             self._batch_log.committed(final)

@@ -23,6 +23,10 @@ class SyncTrainer(Trainer):
     def max_age(self) -> int | None:
         return 0
 
+    @property
+    def groups_per_update(self) -> int:
+        return self.groups_per_step
+
     async def before_step(self) -> None:
         live = len(self.buffer.buffer.groups)  # left by an interrupted step
         self.feeder.allow(max(0, self.groups_per_step - live))

@@ -1,7 +1,7 @@
 """The trainer's view of what is ready: fed by `watch`, never by polling.
 
     queue ──watch──► GroupBuffer (state by uid) ──take oldest──► lease ──► Batch
-                          │ too old
+                          │ too old, or all its scores are equal
                           └────────► drop: credit returns at once, the feeder issues one more prompt
 
 `GroupBuffer` is the sans-IO part; `ReplayBuffer` is the shell around it.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from streamrl.monitor.events import EventLog
-from streamrl.trainer.staleness import StalenessPolicy
+from streamrl.trainer.selection import FILTERED, Selection
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, NotFound
 from transfer_queue.net.messages import Changes, Group, Token
@@ -98,24 +98,27 @@ class ReplayBuffer:
         client: QueueClient,
         partition: str,
         *,
-        policy: StalenessPolicy,
+        selection: Selection,
         events: EventLog,
         in_order: bool = False,
         stall_timeout: float = 300.0,
         holder: str = "trainer",
         max_failed: int = 64,
+        max_filtered: int = 0,
         on_left: Callable[[list[Group]], None] = lambda groups: None,
         on_lost_prompts: Callable[[list[Group]], None] = lambda groups: None,
     ) -> None:
         self.buffer = GroupBuffer()
         self._client = client
         self._partition = partition
-        self._policy = policy
+        self._selection = selection
         self._events = events
         self._in_order = in_order
         self._stall_timeout = stall_timeout
         self._holder = holder
         self._max_failed = max_failed
+        self._max_filtered = max_filtered
+        self._filtered_in_a_row = 0
         self._on_left = on_left
         self._on_lost_prompts = on_lost_prompts
         self._last_failure = ""
@@ -134,7 +137,7 @@ class ReplayBuffer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def sample(self, count: int, version: int) -> LeasedBatch:
-        """Lease `count` whole groups to train at weights `version`, oldest first; too old ones are dropped.
+        """Lease `count` whole groups to train at weights `version`, oldest first; unfit ones are dropped.
 
         Raises DeadlineExceeded when nothing changed for `stall_timeout` seconds, naming the oldest unfinished groups.
         """
@@ -162,14 +165,29 @@ class ReplayBuffer:
         async with self._changed:
             while True:
                 ready = self.buffer.ready()
-                stale = [g.uid for g in ready if self._policy.too_old(g, version)]
-                if stale:
-                    self.buffer.forget(stale)
-                    await self._client.drop(self._partition, stale, "stale")
+                if await self._drop_unfit(ready, version):
                     continue
                 if len(ready) >= count and (not self._in_order or self._first_are_ready(ready[:count])):
+                    self._filtered_in_a_row = 0
                     return ready[:count]
                 await self._change(f"{count} usable groups ({len(ready)} are ready)")
+
+    async def _drop_unfit(self, ready: list[Group], version: int) -> bool:
+        by_reason: dict[str, list[str]] = {}
+        for group in ready:
+            if reason := self._selection.unfit(group, version):
+                by_reason.setdefault(reason, []).append(group.uid)
+        for reason, uids in by_reason.items():
+            self.buffer.forget(uids)
+            await self._client.drop(self._partition, uids, reason)
+        self._filtered_in_a_row += len(by_reason.get(FILTERED, ()))
+        if 0 < self._max_filtered <= self._filtered_in_a_row:
+            raise RuntimeError(
+                f"{self._filtered_in_a_row} prompt groups since the last step were filtered out, as all samples of "
+                "each scored the same: the data is too easy or too hard for this policy, or the reward does not "
+                "discriminate. Raise algorithm.filter_groups.max_num_gen_batches (0: no limit) or change the data"
+            )
+        return bool(by_reason)
 
     def _first_are_ready(self, chosen: list[Group]) -> bool:
         waiting = self.buffer.waiting()

@@ -1,123 +1,177 @@
-"""The policy's ranks.
+"""The policy's ranks, with the reference policy beside it if there is one.
 
-    KVBatchMeta (this rank's keys) ──read the declared fields──► Rows ──engine──► columns back into the queue, metrics
-
-Consumes references; reads exactly the fields in `READS`; writes those in `WRITES`; returns metrics that add up over
-ranks. No token passes through the caller. Every method is collective: a rank whose share is empty takes part.
+A batch of references comes in, is read, computed on and written back; see `training_worker`. The order of the stages
+is the trainer's (streamrl.trainer.update), what they tell each other stands in `contract`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from streamrl.single_controller.decorator import Dispatch, register
+from streamrl.algorithms.advantages import estimator, moments, whitened
+from streamrl.single_controller.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
-from streamrl.single_controller.worker import RankInfo, Worker
+from streamrl.single_controller.worker import RankInfo
 from streamrl.weight_sync import WeightInfo, WeightStore
 from streamrl.workers.batch import MicroBatching, Rows
 from streamrl.workers.engine.base import Engine, StepOutput
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.engine.schedule import Schedule
-from streamrl.workers.preparation import loss_masks, mask_metrics, mini_batch_rows, sizes, token_advantages
-from streamrl.workers.row_store import RowStore, connect
-from streamrl.workers.settings import ActorSettings, PiOld
+from streamrl.workers.preparation import (
+    flat_mean,
+    loss_masks,
+    mask_metrics,
+    mini_batch_rows,
+    session_rewards,
+    sizes,
+    token_advantages,
+)
+from streamrl.workers.row_store import RowStore
+from streamrl.workers.settings import ActorSettings
+from streamrl.workers.training_worker import Stopwatch, TrainingWorker, temperature_of
 from transfer_queue.metadata import KVBatchMeta
 
-READS: dict[str, tuple[str, ...]] = {
-    "compute_log_prob": ("input_ids",),
-    "update_actor": ("input_ids", "response_mask", "rollout_log_probs"),
-}
-READS_IF: dict[str, tuple[str, ...]] = {"snapshot": ("old_log_probs",), "max_age": ("weight_versions",)}
-"""Further fields of `update_actor`, by what asks for them."""
-WRITES: dict[str, tuple[str, ...]] = {"compute_log_prob": ("old_log_probs", "entropy")}
+BY_ROWS = make_nd_compute_dataproto_dispatch_fn("actor")
 
 
-def fields_read(method: str, pi_old: PiOld, max_age: int | None) -> list[str]:
-    """What a rank reads of each of its rows. How long the response is, it knows from the tag `response_len`."""
-    fields = list(READS[method])
-    if method == "update_actor":
-        fields += READS_IF["snapshot"] if pi_old == "snapshot" else ()
-        fields += READS_IF["max_age"] if max_age is not None else ()
-    return fields
-
-
-class ActorWorker(Worker):
-    """One rank. `queue` is the queue's address, or a store in this process (tests, `runtime=local`)."""
+class ActorWorker(TrainingWorker):
+    role = "actor"
 
     def __init__(
         self, rank: RankInfo, settings: ActorSettings, queue: dict[str, Any] | RowStore, weights_dir: str = ""
     ) -> None:
-        super().__init__(rank)
+        super().__init__(rank, settings.reads, queue)
         self.settings = settings
-        self._queue, self._weights_dir = queue, weights_dir
-        self._store: RowStore | None = None
-        self._engine: Engine | None = None
-        optim = settings.actor.optim
-        self._schedule = Schedule(
-            optim.lr, optim.lr_scheduler_type, optim.lr_warmup_steps, settings.total_training_steps, optim.min_lr_ratio
-        )
-
-    @property
-    def engine(self) -> Engine:
-        if self._engine is None:
-            raise RuntimeError("the actor has no model yet: call init_model() first")
-        return self._engine
+        self._weights_dir = weights_dir
+        self._reference: Engine | None = None
+        self._schedule = Schedule.of(settings.actor.optim, settings.total_training_steps)
 
     @register(Dispatch.RANK_ZERO)
     def init_model(self) -> dict[str, Any]:
-        """Load the model and connect to the queue. Facts about the model."""
-        self._store = connect(self._queue, f"actor-{self.rank.rank}")
-        engine = EngineRegistry.get("language_model", self.settings.actor.strategy)(self.rank, self.settings.engine())
-        facts = engine.initialize()
-        self._engine = engine
+        """Load the model (and the reference's) and connect to the queue. Facts about the model."""
+        settings = self.settings
+        facts = self._start("language_model", settings.actor.strategy, settings.engine)
+        if settings.reference is not None:
+            backend = EngineRegistry.get("language_model", settings.actor.strategy)
+            self._reference = backend(self.rank, settings.reference)
+            self._reference.initialize()
         return facts
 
-    # --- computing ------------------------------------------------------------------------------------------------
+    # --- log-probs ------------------------------------------------------------------------------------------------
 
-    @register(Dispatch.DP_COMPUTE)
+    @register(BY_ROWS)
     def compute_log_prob(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """Write `old_log_probs` and `entropy` f32[R] of the current weights, cut to the response here."""
-        began, info = time.perf_counter(), batch.extra_info or {}
-        rows, bytes_read = self._read(batch, fields_read("compute_log_prob", self.settings.pi_old, None))
-        found = self.engine.infer(rows, temperature=_temperature(info), micro=self._micro_batching())
-        written = sum(values.nbytes for column in found.values() for values in column)
-        if len(rows):
-            tags = [{"old_log_probs_version": int(info["version"])} for _ in batch.keys] if "version" in info else None
-            columns = {"old_log_probs": found["log_probs"], "entropy": found["entropy"]}
-            self._rows().put(_partition(batch), batch.keys, columns, tags=tags, token=batch.token)
+        info = batch.extra_info or {}
+        tags = [{"old_log_probs_version": int(info["version"])} for _ in batch.keys] if "version" in info else None
+        weights = "snapshot" if info.get("snapshot") else "current"
+        return self._infer(
+            batch, "compute_log_prob", "old_log_prob", self.engine, self.settings.micro,
+            {"log_probs": "old_log_probs", "entropy": "entropy"}, tags=tags, weights=weights,
+        )  # fmt: skip
+
+    @register(BY_ROWS)
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> dict[str, Metric]:
+        """Write `ref_log_prob` f32[R] of the reference: the frozen copy, or the actor without its adapters."""
+        if self._reference is None and self.settings.model.lora_rank == 0:
+            raise RuntimeError("this actor has no reference policy; it needs settings with use_kl_loss or a KL penalty")
+        engine, weights = (self.engine, "reference") if self._reference is None else (self._reference, "current")
+        return self._infer(
+            batch, "compute_ref_log_prob", "ref", engine, self.settings.ref_micro, {"log_probs": "ref_log_prob"},
+            weights=weights,
+        )  # fmt: skip
+
+    def _infer(
+        self, batch: KVBatchMeta, method: str, stage: str, engine: Engine, micro: MicroBatching,
+        columns: dict[str, str], *, tags: list[dict[str, Any]] | None = None, weights: str = "current",
+    ) -> dict[str, Metric]:  # fmt: skip
+        watch = Stopwatch()
+        rows, bytes_read = self._read(batch, method)
+        found = engine.infer(rows, temperature=temperature_of(batch.extra_info or {}), micro=micro, weights=weights)
+        written = self._write(batch, {column: found[name] for name, column in columns.items()}, tags)
         return {
             "data/bytes_read": Total(bytes_read),
             "data/bytes_written": Total(written),
-            "timing_s/old_log_prob": Peak(time.perf_counter() - began),
+            f"timing_s/{stage}": Peak(watch.total),
         }
 
-    @register(Dispatch.DP_COMPUTE)
-    def update_actor(self, batch: KVBatchMeta) -> dict[str, Metric]:
-        """One optimizer step per mini-batch of `extra_info["mini_batch_size"]` prompts (and epoch).
+    @register(Dispatch.ONE_TO_ALL)
+    def keep_snapshot(self) -> None:
+        """Keep the current weights as those of pi_old, for `compute_log_prob` with `snapshot`."""
+        self.engine.snapshot()
 
-        Of `extra_info`: advantages {key: scalar}, temperature (1.0), version (the one being trained; it sets the
-        learning rate), staleness (mean age of the rows in versions), max_age (versions; absent: any age counts),
-        excluded (keys that do not count).
+    # --- rewards and advantages -----------------------------------------------------------------------------------
+
+    @register(BY_ROWS)
+    def compute_rewards(self, batch: KVBatchMeta) -> dict[str, Any]:
+        """Write `token_level_rewards` f32[R], the score on the last sampled token less kl_coef times the KL of each.
+
+        Returns {"penalty": {key: what that took from the row, 8 bytes}, "kl": sum over rows of their mean KL per token,
+        "rows": how many rows have a token that counts}.
         """
+        from streamrl.algorithms.kl_reward import penalised_rewards  # torch
+
+        info = batch.extra_info or {}
+        rows, _ = self._read(batch, "compute_rewards")
+        masks, columns = rows.columns["response_mask"], rows.columns
+        scores = session_rewards(batch.keys, masks, info["scores"])
+        rewards, (kl, counting) = penalised_rewards(
+            scores, columns[self._reads.old], columns["ref_log_prob"], masks,
+            coef=float(info["kl_coef"]), estimator=self.settings.algorithm.kl_penalty,
+        )  # fmt: skip
+        self._write(batch, {"token_level_rewards": _f32(rewards)})
+        taken = [float(s.sum() - r.sum()) for s, r in zip(scores, rewards, strict=True)]
+        return {"penalty": dict(zip(batch.keys, taken, strict=True)), "kl": float(kl), "rows": float(counting)}
+
+    @register(BY_ROWS)
+    def compute_advantage(self, batch: KVBatchMeta) -> dict[str, Metric]:
+        """Write `advantages`, `returns` and `loss_mask` f32[R], for estimators that work on tokens or are whitened
+        over the loss tokens of the whole batch."""
+        watch, info, algorithm = Stopwatch(), batch.extra_info or {}, self.settings.algorithm
+        rows, bytes_read = self._read(batch, "compute_advantage")
+        masks, columns = rows.columns["response_mask"], rows.columns
+        loss = loss_masks(batch.keys, masks, columns.get("weight_versions"), info)
+        found = estimator(algorithm.adv_estimator)
+        if found.per_token is not None:
+            rewards = columns.get("token_level_rewards") or session_rewards(batch.keys, masks, info["scores"])
+            advantages, returns = found.tokens(
+                rewards, masks, columns.get("values"), gamma=algorithm.gamma, lam=algorithm.lam
+            )
+        else:
+            advantages = returns = token_advantages(batch.keys, masks, info)
+        if found.whiten:
+            advantages = whitened(advantages, loss, self.engine.all_sum(moments(advantages, loss)))
+        written = self._write(
+            batch, {"advantages": _f32(advantages), "returns": _f32(returns), "loss_mask": _f32(loss)}
+        )  # fmt: skip
+        return {
+            "critic/advantages/mean": flat_mean(advantages, loss),
+            "critic/returns/mean": flat_mean(returns, loss),
+            "data/bytes_read": Total(bytes_read),
+            "data/bytes_written": Total(written),
+            "timing_s/adv": Peak(watch.total),
+        }
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    @register(BY_ROWS)
+    def update_actor(self, batch: KVBatchMeta) -> dict[str, Metric]:
+        """One optimizer step per mini-batch of `extra_info["mini_batch_size"]` prompts (and epoch)."""
         watch, info = Stopwatch(), batch.extra_info or {}
         with watch("read"):
-            fields = fields_read("update_actor", self.settings.pi_old, info.get("max_age"))
-            rows, bytes_read = self._read(batch, fields)
+            rows, bytes_read = self._read(batch, "update_actor")
         with watch("prepare"):
             metrics = self._prepare(rows, batch.keys, info)
             batches = mini_batch_rows(batch.keys, info)
-            size = self.engine.all_sum(sizes(rows, batches))
         with watch("compute"):
-            steps = self._steps(rows, batches, size, info)
+            steps = self._steps(rows, batch.keys, batches, info)
         return (
             metrics
-            | _step_metrics(steps, self.engine.world_size)
+            | _step_metrics(steps, self.engine.dp_size)
             | {
                 "actor/lr": Mean(self._learning_rate(info)),
                 "rows/trained": Total(len(rows)),
@@ -128,67 +182,64 @@ class ActorWorker(Worker):
             }
         )
 
-    def _steps(self, rows: Rows, batches: list[list[int]], size: np.ndarray, info: dict[str, Any]) -> list[StepOutput]:
-        """The optimizer steps. A mini-batch in which no token counts, on any rank, has none."""
-        from streamrl.workers.losses import ActorLoss, MiniBatchSize  # torch
+    def _prepare(self, rows: Rows, keys: list[str], info: dict[str, Any]) -> dict[str, Metric]:
+        """From what was read to what the loss needs, in place."""
+        columns = rows.columns
+        columns["old_log_probs"] = columns[self._reads.old]
+        if "advantages" in columns:
+            return {}
+        masks, versions = columns.pop("response_mask"), columns.pop("weight_versions", None)
+        columns["loss_mask"] = loss_masks(keys, masks, versions, info)
+        columns["advantages"] = token_advantages(keys, columns["loss_mask"], info)
+        return mask_metrics(masks, columns["loss_mask"], versions, info)
 
-        settings, steps = self.settings, []
-        skip = settings.skip_zero_advantage and not settings.actor.entropy_coeff
-        lr = self._learning_rate(info)
-        for _ in range(settings.actor.ppo_epochs):
-            for indices, (tokens, sequences) in zip(batches, size, strict=True):
-                if not tokens:
-                    continue
-                if skip:
-                    indices = [i for i in indices if rows.columns["advantages"][i].any()]
-                loss = ActorLoss(settings.actor, settings.correction, MiniBatchSize(float(tokens), float(sequences)))
-                step = self.engine.train_batch(
-                    rows.take(indices), loss, lr=lr, temperature=_temperature(info),
-                    micro=self._micro_batching(),
-                )  # fmt: skip
-                steps.append(step)
+    def _steps(self, rows: Rows, keys: list[str], batches: list[list[int]], info: dict[str, Any]) -> list[StepOutput]:
+        """The optimizer steps. A mini-batch in which no token counts, on any rank, has none."""
+        steps: list[StepOutput] = []
+        for epoch in range(self.settings.actor.ppo_epochs):
+            for indices in batches:
+                part, sums = self._corrected(rows.take(indices), [keys[i] for i in indices], info, epoch)
+                tokens, sequences = self.engine.all_sum(sizes(part, [list(range(len(part)))]))[0]
+                if tokens:
+                    step = self._step(part, float(tokens), float(sequences), info)
+                    steps.append(replace(step, sums=step.sums | sums))
         return steps
 
-    def _micro_batching(self) -> MicroBatching:
-        actor = self.settings.actor
-        if actor.use_dynamic_bsz:
-            return MicroBatching(max_tokens=actor.ppo_max_token_len_per_gpu)
-        return MicroBatching(max_rows=actor.ppo_micro_batch_size_per_gpu)
+    def _step(self, rows: Rows, tokens: float, sequences: float, info: dict[str, Any]) -> StepOutput:
+        """`tokens` and `sequences` count in the whole mini-batch, on all ranks."""
+        from streamrl.workers.losses import ActorLoss, MiniBatchSize  # torch
+
+        settings = self.settings
+        if settings.skip_zero_advantage and settings.only_advantages_have_gradient:
+            rows = rows.take([i for i, values in enumerate(rows.columns["advantages"]) if values.any()])
+        loss = ActorLoss(settings.actor, MiniBatchSize(tokens, sequences), loss_mode=settings.loss_mode)
+        return self.engine.train_batch(
+            rows, loss, lr=self._learning_rate(info), temperature=temperature_of(info), micro=settings.micro
+        )
+
+    def _corrected(
+        self, rows: Rows, keys: list[str], info: dict[str, Any], epoch: int
+    ) -> tuple[Rows, dict[str, float]]:
+        """A mini-batch with what is decided about its tokens before its forward, and sums for the metrics."""
+        from streamrl.workers.correction import Correction, select_tokens  # torch
+
+        settings, reference = self.settings, "old_log_probs"
+        if settings.needs_current:
+            reference = "current_log_probs"
+            rows.columns[reference] = self.engine.infer(rows, temperature=temperature_of(info), micro=settings.micro)[
+                "log_probs"
+            ]
+        sums = Correction(settings.algorithm.rollout_correction).apply(rows, reference, self.engine.all_sum)
+        if settings.selects_tokens:
+            seed = settings.seed + 1_000_003 * int(info.get("version", 0)) + epoch
+            rows.columns["selected"] = select_tokens(settings.actor, rows, keys, reference, self.engine, seed=seed)
+        rows.columns.pop("current_log_probs", None)
+        return rows, sums
 
     def _learning_rate(self, info: dict[str, Any]) -> float:
         """Of the schedule, for stale samples divided by their age if the configuration says so."""
         lr = self._schedule.at(int(info.get("version", 0)))
         return lr / max(1.0, float(info.get("staleness", 0.0))) if self.settings.actor.optim.staleness_aware else lr
-
-    def _prepare(self, rows: Rows, keys: list[str], info: dict[str, Any]) -> dict[str, Metric]:
-        """From what was read to what the loss needs, in place."""
-        columns = rows.columns
-        masks, versions = columns.pop("response_mask"), columns.pop("weight_versions", None)
-        columns["loss_mask"] = loss_masks(keys, masks, versions, info)
-        columns["advantages"] = token_advantages(keys, columns["loss_mask"], info)
-        if self.settings.pi_old == "bypass":
-            columns["old_log_probs"] = columns["rollout_log_probs"]
-        return mask_metrics(masks, columns["loss_mask"], versions, info)
-
-    def _read(self, batch: KVBatchMeta, fields: list[str]) -> tuple[Rows, int]:
-        """This rank's rows and how many bytes they were."""
-        if not batch.keys:
-            return Rows([], [], {name: [] for name in fields if name != "input_ids"}), 0
-        found = self._rows().get(_partition(batch), batch.keys, fields)
-        columns = {name: [found[name][i] for i in range(len(batch.keys))] for name in fields}
-        size = sum(values.nbytes for column in columns.values() for values in column)
-        responses = [int(tag["response_len"]) for tag in batch.tags]
-        input_ids = columns.pop("input_ids")
-        for name, column in columns.items():
-            for key, values, response in zip(batch.keys, column, responses, strict=True):
-                if len(values) != response:
-                    raise ValueError(f"row {key}: {name} has {len(values)} entries, its tag response_len is {response}")
-        return Rows(input_ids, responses, columns), size
-
-    def _rows(self) -> RowStore:
-        if self._store is None:
-            raise RuntimeError("the actor is not connected to the queue yet: call init_model() first")
-        return self._store
 
     # --- weights --------------------------------------------------------------------------------------------------
 
@@ -202,87 +253,43 @@ class ActorWorker(Worker):
         info = WeightStore(weights_dir or self._weights_dir).write(state, version)
         return WeightInfo(info.version, info.path, info.bytes, time.perf_counter() - began)
 
-    @register(Dispatch.RANK_ZERO)
-    def state_digest(self) -> str:
-        """sha256 over names, shapes and bytes of the full weights: equal weights, equal digest, on any world size."""
-        digest = hashlib.sha256()
-        for name, tensor in self.engine.full_state():
-            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> None:
-        """Weights, optimizer and generator states into `directory`, each rank its shard."""
-        self.engine.save(directory)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, directory: str) -> None:
-        """The inverse, on any number of ranks."""
-        self.engine.load(directory)
-
     @register(Dispatch.ONE_TO_ALL)
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-        if self._store is not None:
-            self._store.close()
-        self._engine = self._store = None
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
+        super().close()
 
 
-class Stopwatch:
-    """Seconds by stage."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self.stages: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.stages[stage] = time.perf_counter() - began
-
-    @property
-    def total(self) -> float:
-        return time.perf_counter() - self._began
+def _f32(rows: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.asarray(values, np.float32) for values in rows]
 
 
-def _step_metrics(steps: list[StepOutput], world_size: int) -> dict[str, Metric]:
+OF_STEPS = {"actor/pg_loss": "pg_loss", "actor/loss": "loss", "actor/entropy_loss": "entropy_loss",
+            "actor/kl_loss": "kl_loss"}  # fmt: skip
+"""Metric -> sum of a step that is a mean over the mini-batch already."""
+OF_TOKENS = {
+    "actor/entropy": "entropy", "actor/ppo_kl": "ppo_kl", "actor/pg_clipfrac": "pg_clipfrac",
+    "actor/pg_clipfrac_lower": "pg_clipfrac_lower", "actor/pg_covfrac": "pg_covfrac", "rollout_corr/kl": "rollout_kl",
+    "rollout_corr/k3_kl": "rollout_k3_kl", "training/rollout_probs_diff_mean": "rollout_probs_diff",
+    "rollout_corr/rollout_is_mean": "rollout_is", "rollout_corr/rollout_is_ratio_fraction_high": "rollout_is_high",
+}  # fmt: skip
+"""Metric -> sum over the tokens that count."""
+
+
+def _step_metrics(steps: list[StepOutput], dp_size: int) -> dict[str, Metric]:
     """Sums over this rank's tokens become means over all ranks' when the group merges them."""
-    sums: dict[str, float] = {}
+    sums = dict.fromkeys(("pg_loss", "loss", "entropy_loss", "entropy", "ppo_kl", "tokens"), 0.0)
     for step in steps:
         for name, value in step.sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    per_step, tokens = len(steps) / world_size, sums.get("tokens", 0.0)
-    of_steps = {"actor/pg_loss": "pg_loss", "actor/loss": "loss", "actor/entropy_loss": "entropy_loss"}
-    of_tokens = {
-        "actor/entropy": "entropy", "actor/ppo_kl": "ppo_kl", "actor/pg_clipfrac": "pg_clipfrac",
-        "actor/pg_clipfrac_lower": "pg_clipfrac_lower", "rollout_corr/kl": "rollout_kl",
-        "rollout_corr/k3_kl": "rollout_k3_kl", "training/rollout_probs_diff_mean": "rollout_probs_diff",
-        "rollout_corr/rollout_is_mean": "rollout_is", "rollout_corr/rollout_is_ratio_fraction_high": "rollout_is_high",
-    }  # fmt: skip
-    metrics: dict[str, Metric] = {name: Mean(sums.get(key, 0.0), per_step) for name, key in of_steps.items()}
-    metrics |= {
-        name: Mean(sums.get(key, 0.0), tokens)
-        for name, key in of_tokens.items()
-        if not key.startswith("rollout_is") or key in sums
-    }
+    each, tokens = len(steps) / dp_size, sums["tokens"]
+    metrics: dict[str, Metric] = {name: Mean(sums[key], each) for name, key in OF_STEPS.items() if key in sums}
+    metrics |= {name: Mean(sums[key], tokens) for name, key in OF_TOKENS.items() if key in sums}
+    if "rejected" in sums:
+        metrics["rollout_corr/rollout_rs_masked_fraction"] = Mean(sums["rejected"], sums["asked"])
     taken = [step.grad_norm for step in steps if step.taken]
     metrics["actor/grad_norm"] = Mean(sum(taken), len(taken))
     metrics["actor/optimizer_steps"] = Mean(len(taken))
     metrics["actor/computed/tokens"] = Total(sum(step.tokens for step in steps))
     return metrics
-
-
-def _temperature(info: dict[str, Any]) -> float:
-    value = float(info.get("temperature", 1.0))
-    if value <= 0:
-        raise ValueError(f"temperature={value}: log-probs need the temperature at which the rows were sampled, above 0")
-    return value
-
-
-def _partition(batch: KVBatchMeta) -> str:
-    if batch.partition_id is None:
-        raise ValueError(f"{batch} names no partition")
-    return batch.partition_id

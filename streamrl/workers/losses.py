@@ -1,4 +1,4 @@
-"""From an engine's log-probs to the actor's loss, by the functions of `streamrl.algorithms`."""
+"""From an engine's outputs to the actor's and the critic's loss, by the functions of `streamrl.algorithms`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from streamrl.algorithms.aggregation import aggregation_weights
-from streamrl.algorithms.kl import k3, log_ratio
+from streamrl.algorithms.kl import k3, kl_estimator, log_ratio
 from streamrl.algorithms.policy_losses import PolicyInputs, PolicyLossSettings, policy_loss
-from streamrl.algorithms.rollout_correction import importance_weights, parse_threshold
-from streamrl.config.sections.actor import ActorConfig
-from streamrl.config.sections.algorithm import RolloutCorrectionConfig
+from streamrl.algorithms.value_loss import value_loss
+from streamrl.config.sections.actor import ActorConfig, CriticConfig
 from streamrl.workers.engine.base import TokenOutputs
+
+Sums = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,63 +28,94 @@ class MiniBatchSize:
 
 @dataclass(frozen=True, slots=True)
 class ActorLoss:
-    """L = pg_loss - entropy_coeff * entropy, aggregated over the global mini-batch.
+    """L = pg_loss - entropy_coeff * entropy + kl_loss_coef * kl_loss, aggregated over the global mini-batch.
 
-    Columns it needs: `loss_mask`, `advantages`, `old_log_probs`; with rollout correction also `rollout_log_probs`.
+    Columns it needs: `loss_mask`, `advantages`, `old_log_probs`; where there are such, `rollout_is_weights` multiply
+    the policy loss, `selected` goes to losses that treat some tokens apart; with use_kl_loss `ref_log_prob`.
     """
 
     config: ActorConfig
-    correction: RolloutCorrectionConfig
     size: MiniBatchSize
+    loss_mode: str = ""
+    """Empty: the configured one."""
 
-    def __call__(self, out: TokenOutputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        config, mask, old = self.config, out.columns["loss_mask"], out.columns["old_log_probs"]
-        inputs = PolicyInputs(out.log_probs, old, out.columns["advantages"], mask, out.row, out.columns.get("selected"))
-        settings = PolicyLossSettings(
-            clip_ratio_low=_or(config.clip_ratio_low, config.clip_ratio),
-            clip_ratio_high=_or(config.clip_ratio_high, config.clip_ratio),
-            clip_ratio_c=config.clip_ratio_c,
+    def __call__(self, out: TokenOutputs) -> tuple[torch.Tensor, Sums]:
+        config, columns, mask = self.config, out.columns, out.columns["loss_mask"]
+        policy = policy_loss(self.loss_mode or config.policy_loss.loss_mode)(
+            PolicyInputs(
+                out.log_probs, columns["old_log_probs"], columns["advantages"], mask, out.row, columns.get("selected")
+            ),
+            policy_settings(config),
         )
-        policy = policy_loss(config.policy_loss.loss_mode)(inputs, settings)
-        weights = aggregation_weights(
-            mask, out.row, mode=config.loss_agg_mode, tokens=self.size.tokens, sequences=self.size.sequences
-        )
-        per_token, sums = policy.loss, {}
-        if self.correction.rollout_is is not None:
-            threshold = parse_threshold(self.correction.rollout_is_threshold)
-            is_weights = importance_weights(
-                old, out.columns["rollout_log_probs"], mask, out.row,
-                level=self.correction.rollout_is, threshold=threshold,
-            )  # fmt: skip
-            per_token = per_token * is_weights
-            sums = _weight_sums(is_weights, mask, threshold)
-        pg_loss = (per_token * weights).sum()
-        entropy = (out.entropy * weights).sum()
+        weights = _weights(config, mask, out.row, self.size)
+        per_token = policy.loss * columns["rollout_is_weights"] if "rollout_is_weights" in columns else policy.loss
+        pg_loss, entropy = (per_token * weights).sum(), (out.entropy * weights).sum()
         loss = pg_loss - config.entropy_coeff * entropy
-        sums |= {
+        sums = {
             "pg_loss": pg_loss,
-            "loss": loss,
             "entropy_loss": entropy,
             "entropy": (out.entropy * mask).sum(),
             "ppo_kl": -(policy.log_ratio * mask).sum(),
             "tokens": mask.sum(),
-        } | {name: (share * mask).sum() for name, share in policy.shares.items()}
-        if "rollout_log_probs" in out.columns:
+            **{name: (share * mask).sum() for name, share in policy.shares.items()},
+        }
+        if config.use_kl_loss:
+            estimate = kl_estimator(config.kl_loss_type)
+            kl = (estimate(out.log_probs, columns["ref_log_prob"]) * weights).sum()
+            loss = loss + config.kl_loss_coef * kl
+            sums["kl_loss"] = kl
+        if "rollout_log_probs" in columns:
             sums |= _drift_sums(out, mask)
+        sums["loss"] = loss
         return loss, {name: value.detach() for name, value in sums.items()}
 
 
-def _weight_sums(
-    weights: torch.Tensor, mask: torch.Tensor, threshold: float | tuple[float, float]
-) -> dict[str, torch.Tensor]:
-    high = threshold[1] if isinstance(threshold, tuple) else threshold
-    return {
-        "rollout_is": (weights * mask).sum(),
-        "rollout_is_high": ((weights >= high) * mask).sum(),
-    }
+@dataclass(frozen=True, slots=True)
+class ValueLoss:
+    """Clipped squared error against `returns`, aggregated over the global mini-batch. Columns: `loss_mask`, `values`
+    (as they were when the advantages were made), `returns`."""
+
+    config: CriticConfig
+    size: MiniBatchSize
+
+    def __call__(self, out: TokenOutputs) -> tuple[torch.Tensor, Sums]:
+        assert out.values is not None, "a critic's engine returns values"
+        mask, returns = out.columns["loss_mask"], out.columns["returns"]
+        found = value_loss(out.values, out.columns["values"], returns, cliprange_value=self.config.cliprange_value)
+        loss = (found.loss * _weights(self.config, mask, out.row, self.size)).sum()
+        sums = {
+            "vf_loss": loss,
+            "vf_clipfrac": (found.clipped * mask).sum(),
+            "vpred": (out.values * mask).sum(),
+            "squared_error": ((out.values - returns).square() * mask).sum(),
+            "returns": (returns * mask).sum(),
+            "returns_squared": (returns.square() * mask).sum(),
+            "tokens": mask.sum(),
+        }
+        return loss, {name: value.detach() for name, value in sums.items()}
 
 
-def _drift_sums(out: TokenOutputs, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+def policy_settings(config: ActorConfig) -> PolicyLossSettings:
+    loss = config.policy_loss
+    return PolicyLossSettings(
+        clip_ratio_low=config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low,
+        clip_ratio_high=config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high,
+        clip_ratio_c=config.clip_ratio_c, clip_cov_ratio=loss.clip_cov_ratio, clip_cov_lb=loss.clip_cov_lb,
+        clip_cov_ub=loss.clip_cov_ub, kl_cov_ratio=loss.kl_cov_ratio, ppo_kl_coef=loss.ppo_kl_coef,
+        tau_pos=config.tau_pos, tau_neg=config.tau_neg,
+    )  # fmt: skip
+
+
+def _weights(
+    config: ActorConfig | CriticConfig, mask: torch.Tensor, row: torch.Tensor, size: MiniBatchSize
+) -> torch.Tensor:
+    return aggregation_weights(
+        mask, row, mode=config.loss_agg_mode, tokens=size.tokens, sequences=size.sequences,
+        scale=getattr(config, "loss_scale_factor", None),
+    )  # fmt: skip
+
+
+def _drift_sums(out: TokenOutputs, mask: torch.Tensor) -> Sums:
     """How far the policy being trained is from the one that sampled."""
     rollout, log_probs = out.columns["rollout_log_probs"], out.log_probs.detach()
     return {
@@ -91,7 +123,3 @@ def _drift_sums(out: TokenOutputs, mask: torch.Tensor) -> dict[str, torch.Tensor
         "rollout_k3_kl": (k3(rollout, log_probs) * mask).sum(),
         "rollout_probs_diff": ((log_probs.exp() - rollout.exp()).abs() * mask).sum(),
     }
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value

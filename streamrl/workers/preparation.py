@@ -23,7 +23,7 @@ def loss_masks(
     found = []
     for i, (key, mask) in enumerate(zip(keys, masks, strict=True)):
         kept = np.zeros_like(mask) if key in excluded else mask
-        if versions is not None:
+        if versions is not None and info.get("max_age") is not None:
             kept = age_mask(kept, versions[i], version=int(info["version"]), max_age=int(info["max_age"]))
         found.append(kept.astype(np.float32))
     return found
@@ -44,6 +44,29 @@ def token_advantages(keys: list[str], masks: list[np.ndarray], info: Mapping[str
             )
         found.append((mask * np.float32(value)).astype(np.float32))
     return found
+
+
+def session_rewards(keys: list[str], masks: list[np.ndarray], scores: Mapping[str, float]) -> list[np.ndarray]:
+    """f64[R] per row: its session's score at its last sampled token (tool text at the end changes nothing), else 0.
+
+    A row without a sampled token gets none. Raises ValueError for a row without a finite score.
+    """
+    found = []
+    for key, mask in zip(keys, masks, strict=True):
+        score = scores.get(key, math.nan)
+        if not math.isfinite(score):
+            raise ValueError(f"row {key} has the score {scores.get(key)}; give a finite one")
+        rewards = np.zeros(len(mask), np.float64)
+        if (sampled := np.flatnonzero(mask)).size:
+            rewards[sampled[-1]] = score
+        found.append(rewards)
+    return found
+
+
+def flat_mean(rows: list[np.ndarray], masks: list[np.ndarray]) -> Mean:
+    """Over the tokens with mask 1."""
+    total = sum(float((np.asarray(values, np.float64) * mask).sum()) for values, mask in zip(rows, masks, strict=True))
+    return Mean(total, float(sum(float(mask.sum()) for mask in masks)))
 
 
 def mini_batch_rows(keys: list[str], info: Mapping[str, Any]) -> list[list[int]]:

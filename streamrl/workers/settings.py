@@ -1,69 +1,145 @@
-"""What an actor's ranks are told at their construction."""
+"""What the ranks are told at their construction: the parts of a run's configuration that they need, after `derive`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
+from streamrl.algorithms.advantages import estimator
 from streamrl.config.root import StreamRLConfig
-from streamrl.config.sections.actor import ActorConfig, ModelConfig
-from streamrl.config.sections.algorithm import RolloutCorrectionConfig
-from streamrl.errors import ConfigError
+from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
+from streamrl.config.sections.algorithm import AlgorithmConfig
+from streamrl.workers.batch import MicroBatching
+from streamrl.workers.contract import Reads
 from streamrl.workers.engine.settings import EngineSettings, LoRASettings
-
-PiOld = Literal["bypass", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSettings:
-    """The parts of a run's configuration that a rank of the actor needs, after `derive`."""
-
     model: ModelConfig
     actor: ActorConfig = field(default_factory=ActorConfig)
-    correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    ref: RefConfig = field(default_factory=RefConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     total_training_steps: int | None = None
     """The horizon of a decaying learning rate."""
     seed: int = 42
-    param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the model computes in; master weights, gradients and optimizer are float32."""
     skip_zero_advantage: bool = True
-    """Leave rows whose advantage is 0 out of forward and backward: exact, since they have no gradient while there is no
-    entropy bonus (they stay in the denominators). Once most groups are all right or all wrong it is most of the work.
-    The policy's figures (entropy, KL, clip shares) then range over the rows computed."""
-    reshard_after_forward: bool | None = None
-    """Free gathered parameters between forward and backward, and reduce gradients once per micro-batch: less memory,
-    more communication. None: only for models too large to stay gathered."""
-
-    def __post_init__(self) -> None:
-        if self.correction.bypass_mode and self.correction.rollout_is is not None:
-            raise ConfigError(
-                f"algorithm.rollout_correction.rollout_is={self.correction.rollout_is} has no effect with bypass_mode: "
-                "the old policy is the rollout policy, so every weight is 1. Set bypass_mode=false or rollout_is=null"
-            )
+    """Leave rows whose advantage is 0 out of forward and backward: exact, since they have no gradient while nothing but
+    the advantages has one (they stay in the denominators). Once most groups are all right or all wrong it is most of
+    the work. The policy's figures (entropy, KL, clip shares) then range over the rows computed."""
 
     @classmethod
     def of(cls, config: StreamRLConfig) -> ActorSettings:
+        parts = config.actor_rollout_ref
         return cls(
-            model=config.actor_rollout_ref.model,
-            actor=config.actor_rollout_ref.actor,
-            correction=config.algorithm.rollout_correction,
-            total_training_steps=config.trainer.total_training_steps,
-            seed=config.trainer.seed,
-        )
-
-    def engine(self) -> EngineSettings:
-        """What the engine below is told."""
-        model, actor = self.model, self.actor
-        lora = LoRASettings(rank=model.lora_rank, alpha=model.lora_alpha, target_modules=model.target_modules)
-        return EngineSettings(
-            model_path=model.path, gradient_checkpointing=model.enable_gradient_checkpointing,
-            packed=model.use_remove_padding, lora=lora if model.lora_rank else None, optim=actor.optim,
-            grad_clip=actor.grad_clip, fsdp=actor.fsdp_config,
-            sequence_parallel=actor.ulysses_sequence_parallel_size, target_kl=actor.target_kl,
-            entropy_grad=actor.entropy_coeff > 0, seed=self.seed,
+            model=parts.model, actor=parts.actor, ref=parts.ref, algorithm=config.algorithm,
+            total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed,
         )  # fmt: skip
 
     @property
-    def pi_old(self) -> PiOld:
-        """bypass: the rollout's own log-probs; snapshot: the column that `compute_log_prob` wrote."""
-        return "bypass" if self.correction.bypass_mode else "snapshot"
+    def needs_reference(self) -> bool:
+        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def engine(self) -> EngineSettings:
+        model, actor = self.model, self.actor
+        adapters = LoRASettings(rank=model.lora_rank, alpha=model.lora_alpha, target_modules=model.target_modules)
+        return EngineSettings(
+            model_path=model.path, gradient_checkpointing=model.enable_gradient_checkpointing,
+            packed=model.use_remove_padding, lora=adapters if model.lora_rank else None, optim=actor.optim,
+            grad_clip=actor.grad_clip, fsdp=actor.fsdp_config, sequence_parallel=actor.ulysses_sequence_parallel_size,
+            target_kl=actor.target_kl, entropy_grad=actor.entropy_coeff > 0, seed=self.seed,
+        )  # fmt: skip
+
+    @property
+    def reference(self) -> EngineSettings | None:
+        """Of the frozen copy; None where there is no reference, or it is the actor without its adapters."""
+        if not self.needs_reference or self.model.lora_rank:
+            return None
+        return EngineSettings(
+            model_path=self.model.path, packed=self.model.use_remove_padding, fsdp=self.ref.fsdp_config,
+            sequence_parallel=self.actor.ulysses_sequence_parallel_size, seed=self.seed,
+        )  # fmt: skip
+
+    @property
+    def micro(self) -> MicroBatching:
+        actor = self.actor
+        return micro_batching(
+            actor.use_dynamic_bsz, actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu
+        )
+
+    @property
+    def ref_micro(self) -> MicroBatching:
+        ref = self.ref
+        return micro_batching(
+            ref.log_prob_use_dynamic_bsz in (None, True),
+            ref.log_prob_max_token_len_per_gpu or self.actor.ppo_max_token_len_per_gpu,
+            ref.log_prob_micro_batch_size_per_gpu,
+        )
+
+    @property
+    def reads(self) -> Reads:
+        return Reads(
+            old="rollout_log_probs" if self.algorithm.rollout_correction.bypass_mode else "old_log_probs",
+            kl_loss=self.actor.use_kl_loss,
+            kl_in_reward=self.algorithm.use_kl_in_reward,
+            values="values" in estimator(self.algorithm.adv_estimator).needs,
+        )
+
+    @property
+    def loss_mode(self) -> str:
+        """With loss_type=reinforce plain REINFORCE, whose importance weights are those of the rollout correction."""
+        return "gpg" if self.algorithm.rollout_correction.loss_type == "reinforce" else self.actor.policy_loss.loss_mode
+
+    @property
+    def selects_tokens(self) -> bool:
+        return self.loss_mode in ("clip_cov", "kl_cov")
+
+    @property
+    def needs_current(self) -> bool:
+        """Whether log-probs of the current policy are needed before a mini-batch's step: in bypass there are no others
+        to compare the rollout's with."""
+        correction = self.algorithm.rollout_correction
+        corrects = correction.rollout_is is not None or correction.rollout_rs is not None
+        return bool(correction.bypass_mode) and (corrects or self.selects_tokens)
+
+    @property
+    def only_advantages_have_gradient(self) -> bool:
+        return not (self.actor.entropy_coeff or self.actor.use_kl_loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSettings:
+    critic: CriticConfig
+    total_training_steps: int | None = None
+    seed: int = 42
+
+    @classmethod
+    def of(cls, config: StreamRLConfig) -> CriticSettings:
+        return cls(
+            critic=config.critic, total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed
+        )
+
+    @property
+    def engine(self) -> EngineSettings:
+        critic = self.critic
+        return EngineSettings(
+            model_path=critic.model.path or "", gradient_checkpointing=critic.model.enable_gradient_checkpointing,
+            packed=critic.model.use_remove_padding, optim=critic.optim, grad_clip=critic.grad_clip,
+            fsdp=critic.fsdp_config, sequence_parallel=critic.ulysses_sequence_parallel_size, seed=self.seed,
+        )  # fmt: skip
+
+    @property
+    def micro(self) -> MicroBatching:
+        critic = self.critic
+        return micro_batching(
+            critic.use_dynamic_bsz, critic.ppo_max_token_len_per_gpu, critic.ppo_micro_batch_size_per_gpu
+        )
+
+    @property
+    def reads(self) -> Reads:
+        return Reads(old="rollout_log_probs", values=True)
+
+
+def micro_batching(dynamic: bool, tokens: int, rows: int | None) -> MicroBatching:
+    """By tokens, or by rows."""
+    return MicroBatching(max_tokens=tokens, max_rows=None) if dynamic else MicroBatching(max_tokens=None, max_rows=rows)

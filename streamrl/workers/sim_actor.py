@@ -18,7 +18,7 @@ from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo, Worker
 from streamrl.weight_sync.protocol import WeightInfo
-from streamrl.workers.actor import fields_read
+from streamrl.workers.contract import Reads
 from streamrl.workers.preparation import mini_batch_rows
 from transfer_queue.metadata import KVBatchMeta
 
@@ -55,10 +55,13 @@ class SimActorWorker(Worker):
         await self._sleep(seconds)
         return {"timing_s/old_log_prob": Peak(seconds)}
 
+    @register(Dispatch.ONE_TO_ALL)
+    async def keep_snapshot(self) -> None: ...
+
     @register(Dispatch.DP_COMPUTE)
     async def update_actor(self, batch: KVBatchMeta) -> dict[str, Metric]:
         info = batch.extra_info or {}
-        bytes_read = await self._read(batch, info.get("max_age"))
+        bytes_read = await self._read(batch)
         steps = sum(1 for rows in mini_batch_rows(batch.keys, info) if rows)
         seconds = self._timing.per_step * steps + self._timing.per_token * _tokens(batch)
         await self._sleep(seconds)
@@ -72,10 +75,10 @@ class SimActorWorker(Worker):
             "timing_s/update_actor": Peak(seconds),
         }
 
-    async def _read(self, batch: KVBatchMeta, max_age: int | None) -> int:
+    async def _read(self, batch: KVBatchMeta) -> int:
         if self._queue is None or not batch.keys:
             return 0
-        fields = fields_read("update_actor", "bypass", max_age)
+        fields = Reads(old="rollout_log_probs").of("update_actor", batch.extra_info or {})
         columns = await self._queue.get(batch.partition_id, batch.keys, fields)
         return sum(column[i].nbytes for column in columns.values() for i in range(len(batch.keys)))
 

@@ -8,7 +8,8 @@ from streamrl.trainer.checkpoint import CheckpointError, CheckpointStore, Traine
 
 
 async def save_shard(directory: Path) -> None:
-    (directory / "shard.bin").write_bytes(b"weights")
+    (directory / "actor").mkdir()
+    (directory / "actor" / "shard.bin").write_bytes(b"weights")
 
 
 async def save_nothing(directory: Path) -> None:

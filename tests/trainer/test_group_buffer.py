@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamrl.trainer.replay_buffer import GroupBuffer
-from streamrl.trainer.staleness import StalenessPolicy, oldest_version
+from streamrl.trainer.selection import Selection, oldest_version
 from transfer_queue.net.messages import Changes, Group, Row
 
 
@@ -61,7 +61,7 @@ def test_a_lost_prompt_is_remembered_until_it_is_admitted_again() -> None:
 
 def test_a_group_is_too_old_when_its_oldest_token_exceeds_the_bound() -> None:
     mixed = group("a", 1, versions=(5, 2))
-    assert StalenessPolicy(2).too_old(mixed, 5)
-    assert not StalenessPolicy(3).too_old(mixed, 5)
-    assert not StalenessPolicy(None).too_old(mixed, 50)
+    assert Selection(2).unfit(mixed, 5) == "stale"
+    assert Selection(3).unfit(mixed, 5) is None
+    assert Selection(None).unfit(mixed, 50) is None
     assert oldest_version(mixed) == 2

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.errors import ConfigError
 from streamrl.single_controller.dispatch import MINI_BATCH, MINI_BATCHES
 from streamrl.workers.batch import MicroBatching, Rows, pad, unflatten
 from streamrl.workers.engine import EngineRegistry
@@ -83,12 +82,3 @@ def test_learning_rate_warms_up_and_falls_to_its_floor() -> None:
 def test_an_unknown_engine_names_the_known_ones() -> None:
     with pytest.raises(KeyError, match="language_model, fsdp2"):
         EngineRegistry.get("language_model", "megatron")
-
-
-def test_importance_weights_without_effect_are_a_configuration_error() -> None:
-    from streamrl.config.sections.actor import ModelConfig
-    from streamrl.config.sections.algorithm import RolloutCorrectionConfig
-    from streamrl.workers.settings import ActorSettings
-
-    with pytest.raises(ConfigError, match=r"rollout_is=token has no effect with bypass_mode"):
-        ActorSettings(model=ModelConfig(), correction=RolloutCorrectionConfig(rollout_is="token", bypass_mode=True))

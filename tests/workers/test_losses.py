@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import pytest
 import torch
 
-from streamrl.config.sections.actor import ActorConfig
-from streamrl.config.sections.algorithm import RolloutCorrectionConfig
+from streamrl.config.sections.actor import ActorConfig, CriticConfig
 from streamrl.workers.engine.base import TokenOutputs
-from streamrl.workers.losses import ActorLoss, MiniBatchSize
+from streamrl.workers.losses import ActorLoss, MiniBatchSize, ValueLoss
 
 ROW = np.array([0, 0, 0, 1, 1, 2])
 MASK = np.array([1.0, 0.0, 1.0, 1.0, 1.0, 0.0])
@@ -27,11 +24,15 @@ def outputs() -> TokenOutputs:
     return TokenOutputs(values["log_probs"], torch.tensor(rng.uniform(1, 2, 6)), torch.tensor(ROW), columns)
 
 
-@pytest.mark.parametrize("level", [None, "token"])
-def test_loss_is_the_weighted_surrogate_less_the_entropy_bonus(level: Literal["token"] | None) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loss_is_the_weighted_surrogate_less_the_entropy_bonus_and_the_kl(weighted: bool) -> None:
     out = outputs()
-    correction = RolloutCorrectionConfig(rollout_is=level, rollout_is_threshold=1.5, bypass_mode=False)
-    loss, sums = ActorLoss(ActorConfig(entropy_coeff=0.1), correction, MiniBatchSize(tokens=8.0, sequences=3.0))(out)
+    weight = np.array([0.5, 3.0, 1.5, 1.0, 0.0, 2.0]) if weighted else np.ones(6)
+    if weighted:
+        out.columns["rollout_is_weights"] = torch.tensor(weight)
+    out.columns["ref_log_prob"] = torch.tensor(np.linspace(-2, -1, 6))
+    config = ActorConfig(entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.3, kl_loss_type="k2")
+    loss, sums = ActorLoss(config, MiniBatchSize(tokens=8.0, sequences=3.0))(out)
 
     new, old, rollout = (
         x.numpy() for x in (out.log_probs, *(out.columns[f"{n}_log_probs"] for n in ("old", "rollout")))
@@ -39,12 +40,25 @@ def test_loss_is_the_weighted_surrogate_less_the_entropy_bonus(level: Literal["t
     a, ratio = out.columns["advantages"].numpy(), np.exp(new - old)
     surrogate = np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
     surrogate = np.where(a < 0, np.maximum(surrogate, 3.0 * a), surrogate)
-    weight = np.minimum(np.exp(old - rollout), 1.5) if level else 1.0
     pg_loss = -(weight * surrogate * MASK).sum() / 8.0
     entropy = (out.entropy.numpy() * MASK).sum() / 8.0
-    assert float(loss) == pytest.approx(pg_loss - 0.1 * entropy)
+    kl = (0.5 * (new - np.linspace(-2, -1, 6)) ** 2 * MASK).sum() / 8.0
+    assert float(loss) == pytest.approx(pg_loss - 0.1 * entropy + 0.3 * kl)
+    assert float(sums["kl_loss"]) == pytest.approx(kl)
     assert float(sums["pg_loss"]) == pytest.approx(pg_loss)
     assert float(sums["ppo_kl"]) == pytest.approx(((old - new) * MASK).sum())
     assert float(sums["rollout_kl"]) == pytest.approx(((rollout - new) * MASK).sum())
     assert float(sums["tokens"]) == MASK.sum()
-    assert ("rollout_is" in sums) == (level is not None)
+
+
+def test_value_loss_is_the_clipped_error_over_the_tokens_that_count() -> None:
+    rng = np.random.default_rng(5)
+    values, old, returns = (rng.normal(0, 1, 6) for _ in range(3))
+    columns = {name: torch.tensor(x) for name, x in (("values", old), ("returns", returns), ("loss_mask", MASK))}
+    nothing = torch.zeros(0)
+    out = TokenOutputs(nothing, nothing, torch.tensor(ROW), columns, values=torch.tensor(values))
+    loss, sums = ValueLoss(CriticConfig(cliprange_value=0.2), MiniBatchSize(tokens=8.0, sequences=3.0))(out)
+    near = old + np.clip(values - old, -0.2, 0.2)
+    expected = 0.5 * np.maximum((values - returns) ** 2, (near - returns) ** 2)
+    assert float(loss) == pytest.approx((expected * MASK).sum() / 8.0)
+    assert float(sums["squared_error"]) == pytest.approx(((values - returns) ** 2 * MASK).sum())

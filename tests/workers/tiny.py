@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from streamrl.config.sections.actor import ActorConfig, ModelConfig, OptimConfig
-from streamrl.config.sections.algorithm import RolloutCorrectionConfig
+from streamrl.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from streamrl.workers.settings import ActorSettings
 from transfer_queue.metadata import KVBatchMeta
 
@@ -38,12 +38,17 @@ def make_model(directory: Path, *, kind: str = "qwen2", hidden: int = 32, layers
     return str(directory)
 
 
-def settings(path: str, *, bypass: bool = True, lr: float = 1e-3, **actor: Any) -> ActorSettings:
+def settings(
+    path: str, *, bypass: bool = True, lr: float = 1e-3, algorithm: dict[str, Any] | None = None,
+    correction: dict[str, Any] | None = None, **actor: Any,
+) -> ActorSettings:  # fmt: skip
     actor = {"ppo_max_token_len_per_gpu": 256, "strategy": "fsdp2", **actor}
     return ActorSettings(
-        model=ModelConfig(path=path),
+        model=ModelConfig(path=path, enable_gradient_checkpointing=False),
         actor=ActorConfig(optim=OptimConfig(lr=lr), **actor),
-        correction=RolloutCorrectionConfig(bypass_mode=bypass),
+        algorithm=AlgorithmConfig(
+            rollout_correction=RolloutCorrectionConfig(bypass_mode=bypass, **(correction or {})), **(algorithm or {})
+        ),
     )
 
 

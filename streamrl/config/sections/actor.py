@@ -189,6 +189,8 @@ class CriticConfig:
     cliprange_value: PositiveFloat = 0.5
     """How far a value may move from the one that the advantages were made with before its loss is clipped."""
     loss_agg_mode: AggregationMode = "token-mean"
+    loss_scale_factor: PositiveFloat | None = None
+    """Of seq-mean-token-sum-norm; None: data.max_response_length."""
     grad_clip: PositiveFloat = 1.0
     ulysses_sequence_parallel_size: PositiveInt = 1
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from streamrl.config.sections.actor import OptimConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -22,6 +24,10 @@ class Schedule:
             raise ValueError(
                 "lr_scheduler_type=cosine needs the number of training steps (trainer.total_training_steps)"
             )
+
+    @classmethod
+    def of(cls, optim: OptimConfig, total_steps: int | None) -> Schedule:
+        return cls(optim.lr, optim.lr_scheduler_type, optim.lr_warmup_steps, total_steps, optim.min_lr_ratio)
 
     def at(self, step: int) -> float:
         """Rate of training step `step`, counted from 0. Warm-up is linear and never 0: step 0 gets lr / warmup_steps.

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# ReMax: the baseline of a prompt is the score of its greedy answer, generated beside the samples.
+# https://arxiv.org/abs/2310.10505
+exec streamrl train experiment=calculator \
+    algorithm.adv_estimator=remax \
+    trainer.experiment_name=remax "$@"

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# RLOO: each sample's baseline is the mean of the other samples of its prompt.
+# https://arxiv.org/abs/2402.14740
+exec streamrl train experiment=calculator \
+    algorithm.adv_estimator=rloo \
+    trainer.experiment_name=rloo "$@"

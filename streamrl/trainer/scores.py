@@ -1,0 +1,135 @@
+"""The sessions of leased groups as arrays: what each scored, and to which rows its advantage goes.
+
+Only scalars pass here (scores, lengths, versions); the tokens stay in the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent_loop.session import SAMPLED_SESSIONS
+from streamrl.algorithms.advantages import Estimator
+from streamrl.algorithms.filters import zero_variance
+from streamrl.algorithms.overlong import overlong_penalty
+from streamrl.config.sections.algorithm import OverlongBufferConfig
+from transfer_queue.net.messages import Group, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """N sessions that are trained on; a greedy session, which only gives its group a baseline, is none of them."""
+
+    scores: np.ndarray
+    """f64[N]: of the session's last row, shaped."""
+    group: np.ndarray
+    """i64[N]: place of its group in the batch."""
+    lengths: np.ndarray
+    """f64[N]: response tokens over all its rows."""
+    baselines: np.ndarray | None
+    """f64[N]: score of the greedy session of its group; None where no group has one."""
+    rows: list[list[Row]]
+
+    @property
+    def row_scores(self) -> dict[str, float]:
+        """By row key: the score of its session."""
+        return self.spread(self.scores)
+
+    def spread(self, values: np.ndarray) -> dict[str, float]:
+        """A value per session as one per row: every row of a session gets the session's."""
+        return {row.key: float(v) for v, rows in zip(values, self.rows, strict=True) for row in rows}
+
+    def advantages(
+        self, estimator: Estimator, *, norm_by_std: bool, scores: np.ndarray | None = None
+    ) -> dict[str, float]:
+        """By row key, of an estimator that works on sessions."""
+        return self.spread(
+            estimator.sessions(
+                self.scores if scores is None else scores, self.group, norm_by_std=norm_by_std,
+                lengths=self.lengths, baselines=self.baselines,
+            )
+        )  # fmt: skip
+
+    def summed(self, by_row: Mapping[str, float]) -> np.ndarray:
+        """f64[N]: a value per row, added up over the rows of each session."""
+        return np.array([sum(by_row[row.key] for row in rows) for rows in self.rows], np.float64)
+
+
+def sessions_of(
+    groups: Sequence[Group], *, overlong: OverlongBufferConfig | None = None, max_response_length: int = 0
+) -> Sessions:
+    """Raises ValueError for a group without a single trained session."""
+    trained: list[tuple[int, list[Row]]] = []
+    greedy: dict[int, float] = {}
+    for place, group in enumerate(groups):
+        for session, rows in _by_session(group).items():
+            if session >= sampled_sessions(group):
+                greedy[place] = _score(rows)
+            else:
+                trained.append((place, rows))
+    scores = np.array([_score(rows) for _, rows in trained], np.float64)
+    lengths = np.array([sum(float(row.tag["response_len"]) for row in rows) for _, rows in trained], np.float64)
+    if overlong is not None and overlong.enable:
+        last = np.array([float(rows[-1].tag["response_len"]) for _, rows in trained], np.float64)
+        scores = scores + overlong_penalty(
+            last, max_length=max_response_length, buffer=overlong.len, penalty_factor=overlong.penalty_factor
+        )
+    place_of = np.array([place for place, _ in trained], np.int64)
+    if missing := set(range(len(groups))) - set(place_of.tolist()):
+        raise ValueError(f"group {groups[min(missing)].uid} has no session to train on")
+    baselines = np.array([greedy[place] for place, _ in trained], np.float64) if greedy else None
+    return Sessions(scores, place_of, lengths, baselines, [rows for _, rows in trained])
+
+
+def sampled_sessions(group: Group) -> int:
+    """Sessions from this number on are greedy ones."""
+    return int(group.tag.get(SAMPLED_SESSIONS, group.n))
+
+
+def all_equal(group: Group) -> bool:
+    """Whether the group's sampled sessions all scored the same, so that comparing them teaches nothing."""
+    sampled = [rows for session, rows in _by_session(group).items() if session < sampled_sessions(group)]
+    return zero_variance(np.array([_score(rows) for rows in sampled], np.float64))
+
+
+def _by_session(group: Group) -> dict[int, list[Row]]:
+    sessions: dict[int, list[Row]] = {}
+    for row in group.rows:
+        sessions.setdefault(int(row.tag["session"]), []).append(row)
+    return sessions
+
+
+def _score(rows: list[Row]) -> float:
+    """The outcome: that of the session's last row."""
+    return float(rows[-1].tag["score"])
+
+
+def score_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Scalars of the rows that a step trained at weights `version`, under verl's names."""
+    sampled = [[row for row in group.rows if int(row.tag["session"]) < sampled_sessions(group)] for group in groups]
+    tags = [row.tag for rows in sampled for row in rows]
+
+    def column(name: str) -> np.ndarray:
+        return np.array([float(tag[name]) for tag in tags])
+
+    lengths, prompts = column("response_len"), column("prompt_len")
+    oldest, newest = column("min_global_steps"), column("max_global_steps")
+    scores = [np.array([float(row.tag["score"]) for row in rows]) for rows in sampled]
+    found = {
+        "perf/total_num_tokens": float(lengths.sum() + prompts.sum()),
+        "rows/trained": float(len(tags)),
+        "groups/trained": float(len(groups)),
+        "groups/zero_variance": float(sum(zero_variance(each) for each in scores)),
+    }
+    for name, values in (
+        ("critic/score", np.concatenate(scores)),
+        ("response_length", lengths),
+        ("prompt_length", prompts),
+        ("training/off_policy/trajectory_staleness", version - newest),
+        ("training/off_policy/trajectory_staleness_worst", version - oldest),
+        ("training/off_policy/trajectory_spans", newest - oldest),
+    ):
+        found |= {f"{name}/{stat}": float(getattr(values, stat)()) for stat in ("mean", "max", "min")}
+    return found

@@ -1,0 +1,67 @@
+"""What the trainer tells the ranks with a batch, and which columns each method reads and writes.
+
+`extra_info` of the `KVBatchMeta`:
+
+| key | what | of |
+|---|---|---|
+| mini_batch_size | prompts per optimizer step (absent: one step for all) | update_actor, update_critic |
+| temperature | at which the rows were sampled | all that compute log-probs |
+| version | the weights being trained: age of a token = version - its stamp; sets the learning rate | all |
+| staleness | mean age of the rows, versions | update_actor |
+| max_age | older tokens leave the loss, in versions; None: any age counts | update_actor, compute_advantage |
+| excluded | keys that do not count | update_actor |
+| scores | {key: outcome score of the row's session} | compute_rewards, compute_advantage |
+| kl_coef | weight of the KL penalty in the reward | compute_rewards |
+| advantages | {key: scalar}, by estimators that work on sessions | compute_advantage, update_actor |
+| advantage_columns | the columns advantages, returns and loss_mask are there: read them | update_actor, update_critic |
+| snapshot | old log-probs of the weights that `snapshot` kept, not of the current ones | compute_log_prob |
+
+Every dict with the rows' keys is narrowed to a rank's share on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+WRITES: dict[str, tuple[str, ...]] = {
+    "compute_log_prob": ("old_log_probs", "entropy"),
+    "compute_ref_log_prob": ("ref_log_prob",),
+    "compute_values": ("values",),
+    "compute_rewards": ("token_level_rewards",),
+    "compute_advantage": ("advantages", "returns", "loss_mask"),
+    "update_actor": (),
+    "update_critic": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """The fields that each method reads, as far as the configuration needs them."""
+
+    old: str
+    """The column that pi_old is: old_log_probs, or with bypass rollout_log_probs."""
+    kl_loss: bool = False
+    kl_in_reward: bool = False
+    values: bool = False
+    """Whether the advantage estimator needs a critic's values."""
+
+    def of(self, method: str, info: Mapping[str, Any]) -> list[str]:
+        """In a fixed order. How long the response is, a rank knows from the tag `response_len`."""
+        aged = ["weight_versions"] if info.get("max_age") is not None else []
+        match method:
+            case "compute_log_prob" | "compute_ref_log_prob" | "compute_values":
+                return ["input_ids"]
+            case "compute_rewards":
+                return ["response_mask", "ref_log_prob", self.old]
+            case "compute_advantage":
+                rewards = ["token_level_rewards"] if self.kl_in_reward else []
+                return ["response_mask", *rewards, *(["values"] if self.values else []), *aged]
+            case "update_critic":
+                return ["input_ids", "loss_mask", "values", "returns"]
+            case "update_actor":
+                columns = ["advantages", "loss_mask"] if info.get("advantage_columns") else ["response_mask", *aged]
+                log_probs = dict.fromkeys(["rollout_log_probs", self.old])
+                return ["input_ids", *columns, *log_probs, *(["ref_log_prob"] if self.kl_loss else [])]
+        raise KeyError(f"no method {method!r}; there are: {', '.join(WRITES)}")

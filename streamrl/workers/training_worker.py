@@ -1,0 +1,148 @@
+"""What the ranks of every trained model do: load it, read their rows, write their columns, save and restore.
+
+    KVBatchMeta (this rank's keys) ──read the declared fields──► Rows ──engine──► columns back into the queue, metrics
+
+Consumes references; reads exactly the fields that `contract.Reads` names, writes those in `contract.WRITES`; returns
+metrics that add up over ranks. No token passes through the caller. Every method is collective: a rank whose share is
+empty takes part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from streamrl.single_controller.decorator import Dispatch, register
+from streamrl.single_controller.worker import RankInfo, Worker
+from streamrl.workers.batch import Rows
+from streamrl.workers.contract import Reads
+from streamrl.workers.engine.base import Engine
+from streamrl.workers.engine.registry import EngineRegistry
+from streamrl.workers.engine.settings import EngineSettings
+from streamrl.workers.row_store import RowStore, connect
+from transfer_queue.metadata import KVBatchMeta
+
+
+class TrainingWorker(Worker):
+    """One rank. `queue` is the queue's address, or a store in this process (tests, `runtime=local`)."""
+
+    role = "worker"
+    """Names the connection to the queue, and the mesh by which batches are split."""
+
+    def __init__(self, rank: RankInfo, reads: Reads, queue: dict[str, Any] | RowStore) -> None:
+        super().__init__(rank)
+        self._reads, self._queue = reads, queue
+        self._store: RowStore | None = None
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError(f"the {self.role} has no model yet: call init_model() first")
+        return self._engine
+
+    def _start(self, model_type: str, backend: str, settings: EngineSettings) -> dict[str, Any]:
+        """Load the model and connect to the queue. Facts about the model."""
+        self._store = connect(self._queue, f"{self.role}-{self.rank.rank}")
+        engine = EngineRegistry.get(model_type, backend)(self.rank, settings)
+        facts = engine.initialize()
+        self._engine = engine
+        self._register_dispatch_collect_info(self.role, dp_rank=engine.dp_rank, is_collect=engine.collects)
+        return facts
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def _read(self, batch: KVBatchMeta, method: str) -> tuple[Rows, int]:
+        """This rank's rows with the fields that `method` reads, and how many bytes they were."""
+        fields = self._reads.of(method, batch.extra_info or {})
+        if not batch.keys:
+            return Rows([], [], {name: [] for name in fields if name != "input_ids"}), 0
+        found = self._rows().get(partition_of(batch), batch.keys, fields)
+        columns = {name: [found[name][i] for i in range(len(batch.keys))] for name in fields}
+        size = sum(values.nbytes for column in columns.values() for values in column)
+        responses = [int(tag["response_len"]) for tag in batch.tags]
+        input_ids = columns.pop("input_ids", None)
+        for name, column in columns.items():
+            for key, values, response in zip(batch.keys, column, responses, strict=True):
+                if len(values) != response:
+                    raise ValueError(f"row {key}: {name} has {len(values)} entries, its tag response_len is {response}")
+        return Rows(input_ids or [np.zeros(0, np.int64)] * len(responses), responses, columns), size
+
+    def _write(
+        self, batch: KVBatchMeta, columns: Mapping[str, Sequence[np.ndarray]], tags: list[dict[str, Any]] | None = None
+    ) -> int:
+        """Columns of this rank's rows, under the batch's lease; how many bytes. One rank of those that share rows."""
+        if not batch.keys or not self.engine.collects:
+            return 0
+        self._rows().put(partition_of(batch), batch.keys, columns, tags=tags, token=batch.token)
+        return sum(values.nbytes for column in columns.values() for values in column)
+
+    def _rows(self) -> RowStore:
+        if self._store is None:
+            raise RuntimeError(f"the {self.role} is not connected to the queue yet: call init_model() first")
+        return self._store
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    @register(Dispatch.RANK_ZERO)
+    def state_digest(self) -> str:
+        """sha256 over names, shapes and bytes of the full weights: equal weights, equal digest, on any world size."""
+        digest = hashlib.sha256()
+        for name, tensor in self.engine.full_state():
+            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, directory: str) -> None:
+        """Weights, optimizer and generator states into `directory`, each rank its shard."""
+        self.engine.save(directory)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, directory: str) -> None:
+        """The inverse, on any number of ranks."""
+        self.engine.load(directory)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        if self._store is not None:
+            self._store.close()
+        self._engine = self._store = None
+
+
+class Stopwatch:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self.stages: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.stages[stage] = self.stages.get(stage, 0.0) + time.perf_counter() - began
+
+    @property
+    def total(self) -> float:
+        return time.perf_counter() - self._began
+
+
+def temperature_of(info: Mapping[str, Any]) -> float:
+    value = float(info.get("temperature", 1.0))
+    if value <= 0:
+        raise ValueError(f"temperature={value}: log-probs need the temperature at which the rows were sampled, above 0")
+    return value
+
+
+def partition_of(batch: KVBatchMeta) -> str:
+    if batch.partition_id is None:
+        raise ValueError(f"{batch} names no partition")
+    return batch.partition_id

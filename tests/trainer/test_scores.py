@@ -1,0 +1,60 @@
+"""From groups to sessions: who counts, what each scored, and where its advantage goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamrl.algorithms.advantages import estimator
+from streamrl.config.sections.algorithm import OverlongBufferConfig
+from streamrl.trainer.scores import all_equal, score_metrics, sessions_of
+from streamrl.trainer.selection import Selection
+from tests.trainer.groups import ready_group
+
+
+def test_a_session_of_several_rows_is_one_sample_and_each_of_its_rows_gets_its_advantage():
+    sessions = sessions_of([ready_group("u0", [1.0, 0.0], rows=2)])
+    assert sessions.scores.tolist() == [1.0, 0.0]
+    assert sessions.lengths.tolist() == [8.0, 10.0]
+    advantages = sessions.advantages(estimator("grpo"), norm_by_std=False)
+    assert advantages == {"u0_0_0": 0.5, "u0_0_1": 0.5, "u0_1_0": -0.5, "u0_1_1": -0.5}
+
+
+def test_groups_of_different_size_are_compared_within_themselves():
+    sessions = sessions_of([ready_group("u0", [1.0, 0.0]), ready_group("u1", [3.0, 3.0, 0.0])])
+    advantages = sessions.advantages(estimator("grpo"), norm_by_std=False)
+    assert list(advantages.values()) == pytest.approx([0.5, -0.5, 1.0, 1.0, -2.0])
+
+
+def test_a_greedy_session_is_a_baseline_and_not_trained():
+    sessions = sessions_of([ready_group("u0", [1.0, 0.0, 0.25], sampled_sessions=2)])
+    assert [row.key for rows in sessions.rows for row in rows] == ["u0_0_0", "u0_1_0"]
+    assert sessions.advantages(estimator("remax"), norm_by_std=True) == {"u0_0_0": 0.75, "u0_1_0": -0.25}
+
+
+def test_the_overlong_punishment_lowers_the_score_over_the_last_tokens_allowed():
+    buffer = OverlongBufferConfig(enable=True, len=4, penalty_factor=2.0)
+    group = ready_group("u0", [1.0, 1.0, 1.0, 1.0, 1.0], length=6)  # lengths 6 7 8 9 10
+    assert sessions_of([group], overlong=buffer, max_response_length=10).scores.tolist() == [1.0, 0.5, 0.0, -0.5, -1.0]
+    assert sessions_of([group]).scores.tolist() == [1.0] * 5
+
+
+def test_a_group_without_a_session_to_train_on_is_an_error():
+    with pytest.raises(ValueError, match="u1 has no session"):
+        sessions_of([ready_group("u0", [1.0]), ready_group("u1", [1.0], sampled_sessions=0)])
+
+
+def test_a_group_teaches_nothing_when_its_sampled_sessions_scored_the_same():
+    assert all_equal(ready_group("u0", [0.1 + 0.2, 0.3, 0.3]))
+    assert all_equal(ready_group("u0", [1.0, 1.0, 0.0], sampled_sessions=2))
+    assert not all_equal(ready_group("u0", [1.0, 1.0, 0.0]))
+    assert Selection(filter_equal=True).unfit(ready_group("u0", [1.0, 1.0]), 1) == "filtered"
+    assert Selection().unfit(ready_group("u0", [1.0, 1.0]), 1) is None
+
+
+def test_metrics_are_of_the_sampled_sessions():
+    metrics = score_metrics([ready_group("u0", [1.0, 0.0, 9.0], sampled_sessions=2)], version=3)
+    assert metrics["critic/score/mean"] == 0.5
+    assert metrics["rows/trained"] == 2
+    assert metrics["training/off_policy/trajectory_staleness/max"] == 2
+    assert np.isfinite(list(metrics.values())).all()
