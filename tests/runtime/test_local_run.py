@@ -16,9 +16,13 @@ from streamrl.monitor.metrics_log import read_metrics
 from streamrl.monitor.registry import check_step_metrics
 from streamrl.monitor.schema import check_events
 from streamrl.monitor.summary import Summary, read_summary
+from streamrl.rollout.virtual_clock import run_virtual
 from streamrl.runtime.launch import launch
+from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run
+from streamrl.runtime.session import Session
 from streamrl.trainer.batch_log import read_batch_log
+from transfer_queue.metadata import KVBatchMeta
 
 MODES = ("sync", "separate_async")
 
@@ -117,6 +121,40 @@ def test_lost_time_and_busy_time_add_up_to_the_time_of_the_steps(make_config) ->
     _, summary = run(make_config())
     spent = summary.busy_seconds["training"] + sum(summary.lost_seconds_by_cause.values())
     assert spent == pytest.approx(summary.measured_seconds, rel=1e-6)
+
+
+def test_a_stop_between_two_mini_batches_of_a_step_finishes_the_step_first(make_config) -> None:
+    two = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.v1.separate_async.parameter_sync_step=2")
+    # The server has room for one mini-batch, so that the second one of a step has to be waited for.
+    slow = ("actor_rollout_ref.rollout.max_num_seqs=16", "trainer.v1.separate_async.num_warmup_batches=0")
+    config = make_config(*two, *slow, "trainer.v1.trainer_mode=separate_async")
+    directory = open_run(Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="auto", resume_from=None)
+
+    async def main() -> Summary:
+        async with local_parts(config, directory) as parts:
+            session, actor = Session(parts), parts.actor
+            update, updates = actor.update_actor, []
+
+            async def update_and_stop(batch: KVBatchMeta) -> dict[str, float]:
+                metrics = await update(batch)
+                updates.append(batch)
+                if len(updates) == 5:  # the first of two in step 3
+                    session.stop()
+                return metrics
+
+            actor.update_actor = update_and_stop
+            return await session.run()
+
+    summary = run_virtual(main())
+    directory.release()
+    assert (summary.status, summary.steps) == ("interrupted", 3)
+    assert [path.parent.name for path in directory.checkpoints.glob("*/manifest.json")] == ["global_step_3"]
+    assert [len(step.orders) for step in read_batch_log(directory.batches)] == [8, 8, 8]
+    path, summary = run(config)
+    assert path == directory.path
+    orders = [order for step in read_batch_log(path / "batches.jsonl") for order in step.orders]
+    assert len(set(orders)) == len(orders) == 80
+    assert summary.groups.trained == 80
 
 
 @pytest.mark.slow
