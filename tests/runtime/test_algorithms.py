@@ -1,0 +1,51 @@
+"""Every algorithm of examples/algorithms trains the calculator job: the real loop and engines, in one process."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from streamrl.monitor.metrics_log import read_metrics
+from streamrl.monitor.registry import check_step_metrics
+from streamrl.trainer.batch_log import read_batch_log
+from tests.runtime.test_local_run import run
+
+SCRIPTS = sorted(Path("examples/algorithms").glob("*.sh"))
+STEPS = 4
+SMALL = (
+    "runtime=local", "trainer.n_gpus_per_node=1", f"trainer.total_training_steps={STEPS}",
+    "trainer.val_before_train=false", "actor_rollout_ref.rollout.tools.calculator.latency_mean=0.01",
+    "reward.overlong_buffer.len=8",
+)  # fmt: skip
+
+
+def command_line(script: Path) -> list[str]:
+    """The arguments of `streamrl train` in a script, less the `"$@"` at its end."""
+    words = shlex.split(script.read_text().replace("\\\n", " "), comments=True)
+    assert words[:3] == ["exec", "streamrl", "train"]
+    assert words[-1] == "$@"
+    return words[3:-1]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_an_algorithm_trains_the_calculator_job(make_config, script: Path) -> None:
+    path, summary = run(make_config(*command_line(script), base=SMALL))
+    assert summary.status == "finished"
+    assert summary.groups.trained == 8 * STEPS
+    lines = list(read_metrics(path))
+    for line in lines:
+        check_step_metrics({name: value for name, value in line.items() if name != "step"})
+    assert sum(line.get("actor/optimizer_steps", 0.0) for line in lines) >= STEPS - 2
+    assert all(line["actor/grad_norm"] > 0 for line in lines if line.get("actor/optimizer_steps"))
+    if script.stem == "dapo":
+        assert all(line["groups/zero_variance"] == 0 for line in lines)
+    if script.stem == "ppo":
+        assert lines[0]["critic/vf_loss"] > lines[-1]["critic/vf_loss"]
+        assert "actor/optimizer_steps" not in lines[1], "the critic warms up"
+        assert lines[-1]["actor/reward_kl_penalty"] != 0.0
+    if script.stem == "remax":
+        assert all(line["rows/trained"] == 32 for line in lines), "greedy answers are not trained"
+    orders = [order for step in read_batch_log(path / "batches.jsonl") for order in step.orders]
+    assert len(set(orders)) == len(orders)
