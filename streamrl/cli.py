@@ -38,8 +38,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"streamrl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser("train", help="run a training job", add_help=False)
-    parser.parse_args(arguments[:1] or ["--help"])
-    return train(arguments[1:])
+    commands.add_parser("config", help="the reference of all keys; a verl script translated", add_help=False)
+    chosen = parser.parse_args(arguments[:1] or ["--help"])
+    return {"train": train, "config": configuration}[chosen.command](arguments[1:])
+
+
+def configuration(argv: Sequence[str]) -> int:
+    """`streamrl config reference` and `streamrl config from-verl FILE`."""
+    parser = argparse.ArgumentParser(prog="streamrl config")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands.add_parser("reference", help="print every key with its type, default and meaning, as Markdown")
+    translate = commands.add_parser(
+        "from-verl", help="print the command of a shell script for verl as one for StreamRL"
+    )
+    translate.add_argument("file", metavar="FILE")
+    options = parser.parse_args(argv)
+    if options.command == "reference":
+        from streamrl.config.reference import reference
+
+        print(reference(), end="")
+        return 0
+    return _from_verl(options.file)
+
+
+def _from_verl(file: str) -> int:
+    from streamrl.config.from_verl import translate_file
+
+    try:
+        translation = translate_file(file)
+        if translation.problems:
+            raise ConfigError(*translation.problems)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return USAGE_ERROR
+    if translation.inert:
+        print(f"note: left out, without effect here: {', '.join(translation.inert)}", file=sys.stderr)
+    if translation.added:
+        print(f"note: written out, because verl's default is another: {', '.join(translation.added)}", file=sys.stderr)
+    for note in translation.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(translation.command(), end="")
+    return 0
 
 
 def train(argv: Sequence[str]) -> int:

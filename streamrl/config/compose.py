@@ -68,7 +68,7 @@ def resolve_over(defaults: dict[str, Any], values: DictConfig) -> dict[str, Any]
 
 def _normalised(argument: str) -> str:
     """The argument so that Hydra takes it whether or not the thin tree mentions the key."""
-    override = _parsed(argument)
+    override = parsed(argument)
     if override.is_sweep_override():
         raise ConfigError(f"{argument}: a run takes one value, not a sweep; write a list as key=[a,b]")
     if override.is_delete():
@@ -79,7 +79,7 @@ def _normalised(argument: str) -> str:
 
 def _names(argument: str) -> Iterator[tuple[str, Any]]:
     """(key, value) of an argument that gives a list of names, which Hydra would not put over a mapping."""
-    override = _parsed(argument)
+    override = parsed(argument)
     if override.key_or_group in named_sets() and not override.is_delete() and isinstance(override.value(), str | list):
         yield override.key_or_group, override.value()
 
@@ -99,7 +99,8 @@ def _by_name(key: str, given: Any) -> dict[str, Any]:
     return named
 
 
-def _parsed(argument: str) -> Override:
+def parsed(argument: str) -> Override:
+    """An argument by Hydra's grammar. Raises ConfigError."""
     try:
         return OverridesParser.create().parse_override(argument)
     except HydraException as error:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from streamrl.config.schema import is_open, known_keys, sections, show
-from streamrl.config.verl_keys import INERT, RENAMED, UNAVAILABLE
+from streamrl.config.verl_keys import INERT, INERT_ITEMS, RENAMED, SUBSTITUTED, UNAVAILABLE
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
         if "_target_" in key.split(".") or _has_target(value):
             result.problems.append(f"{key}: nothing in the configuration runs code, so _target_ is refused")
         elif key in known_keys():
-            _put(result.values, key.split("."), value)
+            _put(result.values, key.split("."), _as_ours(key, value, result.inert))
         elif key in UNAVAILABLE:
             if value not in UNAVAILABLE[key]:
                 usual = show(UNAVAILABLE[key][0])
@@ -60,6 +60,18 @@ def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
 
 def _has_target(value: Any) -> bool:
     return isinstance(value, Mapping) and any(name == "_target_" or _has_target(item) for name, item in value.items())
+
+
+def _as_ours(key: str, value: Any, inert: list[str]) -> Any:
+    """The value without what has no effect here, or the one that takes its place."""
+    for item in INERT_ITEMS.get(key, ()):
+        if value == item or (isinstance(value, list) and item in value):
+            inert.append(f"{key}={item}")
+            value = [other for other in value if other != item] if isinstance(value, list) else []
+    if isinstance(value, str) and (ours := SUBSTITUTED.get(key, {}).get(value)):
+        inert.append(f"{key}={value} ({ours} instead)")
+        value = ours
+    return value
 
 
 def _renamed(key: str) -> str:

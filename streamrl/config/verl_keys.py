@@ -12,11 +12,14 @@ _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout
 RENAMED: dict[str, str] = {
     "custom_reward_function": "reward.custom_reward_function",
     "data.input_key": "data.prompt_key",  # slime
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.overlong_buffer": "reward.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg": "reward.overlong_buffer",
+    "reward.reward_kwargs.overlong_buffer_cfg": "reward.overlong_buffer",
 }
 """Old place (or another framework's name) -> its place now."""
 
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {
-    "data.gen_batch_size": (None,),
     "data.validation_shuffle": (False,),
     "data.trust_remote_code": (False,),
     "data.apply_chat_template_kwargs": ({}, None),
@@ -41,7 +44,7 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     f"{_ROLLOUT}.agent.agent_loop_manager_class": (None,),
     "algorithm.use_pf_ppo": (False,),
     "reward.reward_manager.source": ("register",),
-    "reward.reward_manager.name": ("naive",),
+    "reward.reward_manager.name": ("naive", "dapo"),  # dapo is naive with the overlong buffer
     "reward.reward_model.enable": (False,),
     "reward.sandbox_fusion.url": (None,),
     "reward_model.enable": (False,),
@@ -69,6 +72,7 @@ INERT: tuple[str, ...] = (
     *(f"critic.model.fsdp_config.{key}" for key in (*_FSDP, "param_offload", "optimizer_offload")),
     "hydra.*",
     "model_engine",
+    "data.gen_batch_size",  # prompts are issued one by one, as the queue gives credit
     "data.return_raw_chat",
     "data.val_batch_size",  # the whole set at once
     "data.return_multi_modal_inputs",
@@ -131,6 +135,8 @@ INERT: tuple[str, ...] = (
     "critic.model.use_shm",
     "critic.model.enable_activation_offload",
     "reward.num_workers",
+    "reward.overlong_buffer.log",
+    "reward.reward_kwargs.max_resp_len",
     "reward.reward_manager.module.*",
     "reward.reward_model.*",
     "reward.sandbox_fusion.*",
@@ -157,3 +163,24 @@ INERT: tuple[str, ...] = (
     "ray_kwargs.ray_init.runtime_env*",
 )
 """Patterns of keys that change speed or nothing here. They are accepted and named in one note."""
+
+SUBSTITUTED: dict[str, dict[str, str]] = {
+    f"{_ROLLOUT}.name": {"vllm": "torch", "sglang": "torch", "trtllm": "torch", "hf": "torch"},
+}
+"""Key -> a value that does not exist here -> the one that takes its place; the note says so."""
+
+INERT_ITEMS: dict[str, tuple[str, ...]] = {
+    "trainer.logger": (
+        "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml", "trackio", "file", "rl_insight",
+    ),
+}  # fmt: skip
+"""Key -> items of its list that do nothing here; they are taken out and named in the note."""
+
+VERL_DEFAULTS: dict[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    f"{_ROLLOUT}.n": 1,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.device": "cuda",
+}
+"""Where verl's default is another than ours and changes what is computed or where: `streamrl config from-verl` writes
+it out when a script relies on it."""

@@ -1,0 +1,185 @@
+"""Command lines as verl's users write them: the usual keys of GRPO, PPO and DAPO jobs (names and defaults: verl 0.9.1).
+
+`@data`, `@model` and `@reward` stand for paths.
+"""
+
+GRPO = """
+    algorithm.adv_estimator=grpo
+    data.train_files=@data/train.jsonl
+    data.val_files=@data/val.jsonl
+    data.train_batch_size=32
+    data.max_prompt_length=512
+    data.max_response_length=1024
+    data.filter_overlong_prompts=True
+    data.filter_overlong_prompts_workers=64
+    data.truncation='error'
+    data.return_raw_chat=True
+    actor_rollout_ref.model.path=@model
+    actor_rollout_ref.model.use_remove_padding=True
+    actor_rollout_ref.model.enable_gradient_checkpointing=True
+    actor_rollout_ref.actor.optim.lr=1e-6
+    actor_rollout_ref.actor.ppo_mini_batch_size=16
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+    actor_rollout_ref.actor.use_kl_loss=True
+    actor_rollout_ref.actor.kl_loss_coef=0.001
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl
+    actor_rollout_ref.actor.entropy_coeff=0
+    actor_rollout_ref.actor.fsdp_config.param_offload=False
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+    actor_rollout_ref.rollout.name=vllm
+    actor_rollout_ref.rollout.n=5
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32
+    actor_rollout_ref.rollout.enforce_eager=False
+    actor_rollout_ref.rollout.free_cache_engine=True
+    +actor_rollout_ref.rollout.engine_kwargs.vllm.disable_mm_preprocessor_cache=True
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32
+    actor_rollout_ref.ref.fsdp_config.param_offload=True
+    algorithm.use_kl_in_reward=False
+    custom_reward_function.path=@reward
+    trainer.critic_warmup=0
+    trainer.logger=["console","wandb"]
+    trainer.project_name=verl_grpo_example
+    trainer.experiment_name=qwen2.5_7b
+    trainer.n_gpus_per_node=8
+    trainer.nnodes=1
+    trainer.save_freq=20
+    trainer.test_freq=5
+    trainer.total_epochs=15
+"""
+
+PPO = """
+    algorithm.adv_estimator=gae
+    algorithm.gamma=1.0
+    algorithm.lam=0.95
+    data.train_files=[@data/train.jsonl]
+    data.val_files=[@data/val.jsonl]
+    data.train_batch_size=32
+    data.max_prompt_length=1024
+    data.max_response_length=512
+    actor_rollout_ref.model.path=@model
+    actor_rollout_ref.hybrid_engine=True
+    actor_rollout_ref.actor.strategy=fsdp2
+    actor_rollout_ref.actor.optim.lr=1e-6
+    actor_rollout_ref.actor.ppo_mini_batch_size=16
+    actor_rollout_ref.actor.ppo_epochs=1
+    actor_rollout_ref.actor.use_dynamic_bsz=True
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size=2
+    actor_rollout_ref.actor.fsdp_config.fsdp_size=-1
+    actor_rollout_ref.actor.fsdp_config.forward_prefetch=True
+    actor_rollout_ref.rollout.name=sglang
+    actor_rollout_ref.rollout.n=1
+    actor_rollout_ref.rollout.tensor_model_parallel_size=4
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.4
+    actor_rollout_ref.rollout.max_num_batched_tokens=8192
+    critic.optim.lr=1e-5
+    critic.model.path=@model
+    critic.model.use_remove_padding=True
+    critic.model.enable_gradient_checkpointing=True
+    critic.model.fsdp_config.param_offload=False
+    critic.model.fsdp_config.optimizer_offload=False
+    critic.ppo_micro_batch_size_per_gpu=32
+    critic.cliprange_value=0.5
+    algorithm.use_kl_in_reward=True
+    algorithm.kl_penalty=kl
+    algorithm.kl_ctrl.kl_coef=0.001
+    custom_reward_function.path=@reward
+    custom_reward_function.name=compute_score
+    trainer.critic_warmup=2
+    trainer.logger=[console,tensorboard]
+    trainer.val_before_train=False
+    trainer.default_local_dir=checkpoints/ppo
+    trainer.n_gpus_per_node=8
+    trainer.nnodes=1
+    trainer.save_freq=-1
+    trainer.test_freq=10
+    trainer.total_training_steps=100
+    ray_kwargs.ray_init.num_cpus=16
+"""
+
+DAPO = """
+    algorithm.adv_estimator=grpo
+    algorithm.use_kl_in_reward=False
+    algorithm.kl_ctrl.kl_coef=0.0
+    algorithm.filter_groups.enable=True
+    algorithm.filter_groups.metric=acc
+    algorithm.filter_groups.max_num_gen_batches=10
+    data.train_files=@data/train.jsonl
+    data.val_files=@data/val.jsonl
+    data.prompt_key=prompt
+    data.truncation='left'
+    data.gen_batch_size=36
+    data.train_batch_size=32
+    data.max_prompt_length=2048
+    data.max_response_length=20480
+    actor_rollout_ref.model.path=@model
+    +actor_rollout_ref.model.override_config={}
+    actor_rollout_ref.actor.use_kl_loss=False
+    actor_rollout_ref.actor.kl_loss_coef=0.0
+    actor_rollout_ref.actor.clip_ratio_low=0.2
+    actor_rollout_ref.actor.clip_ratio_high=0.28
+    actor_rollout_ref.actor.clip_ratio_c=10.0
+    actor_rollout_ref.actor.use_dynamic_bsz=True
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=22528
+    actor_rollout_ref.actor.optim.lr=1e-6
+    actor_rollout_ref.actor.optim.lr_warmup_steps=10
+    actor_rollout_ref.actor.optim.weight_decay=0.1
+    actor_rollout_ref.actor.ppo_mini_batch_size=8
+    actor_rollout_ref.actor.fsdp_config.param_offload=True
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=True
+    actor_rollout_ref.actor.entropy_coeff=0
+    actor_rollout_ref.actor.grad_clip=1.0
+    actor_rollout_ref.actor.loss_agg_mode=token-mean
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size=8
+    actor_rollout_ref.rollout.name=vllm
+    actor_rollout_ref.rollout.n=16
+    actor_rollout_ref.rollout.mode=async
+    actor_rollout_ref.rollout.calculate_log_probs=True
+    actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True
+    actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=22528
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.80
+    actor_rollout_ref.rollout.enable_chunked_prefill=True
+    actor_rollout_ref.rollout.temperature=1.0
+    actor_rollout_ref.rollout.top_p=1.0
+    actor_rollout_ref.rollout.top_k=-1
+    actor_rollout_ref.rollout.val_kwargs.temperature=1.0
+    actor_rollout_ref.rollout.val_kwargs.top_p=0.7
+    actor_rollout_ref.rollout.val_kwargs.do_sample=True
+    actor_rollout_ref.rollout.val_kwargs.n=1
+    actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True
+    actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=22528
+    actor_rollout_ref.ref.fsdp_config.param_offload=True
+    actor_rollout_ref.ref.ulysses_sequence_parallel_size=8
+    reward_model.reward_manager=dapo
+    +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True
+    +reward_model.reward_kwargs.overlong_buffer_cfg.len=4096
+    +reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0
+    +reward_model.reward_kwargs.overlong_buffer_cfg.log=False
+    +reward_model.reward_kwargs.max_resp_len=20480
+    custom_reward_function.path=@reward
+    trainer.logger=['console','wandb']
+    trainer.project_name=DAPO
+    trainer.experiment_name=DAPO-Qwen2.5-32B
+    trainer.n_gpus_per_node=8
+    trainer.nnodes=2
+    trainer.val_before_train=True
+    trainer.test_freq=5
+    trainer.save_freq=5
+    trainer.total_epochs=1
+    trainer.resume_mode=auto
+    trainer.use_v1=True
+    trainer.balance_batch=True
+"""
+
+LINES = {"GRPO": GRPO, "PPO": PPO, "DAPO": DAPO}
+
+
+def arguments(name: str, directory: object) -> list[str]:
+    """The arguments of a line, with the files of the `valid` fixture."""
+    paths = {"@data": f"{directory}", "@model": f"{directory}/model", "@reward": f"{directory}/reward.py"}
+    text = LINES[name]
+    for sign, path in paths.items():
+        text = text.replace(sign, path)
+    return text.split()
