@@ -1,0 +1,73 @@
+"""docs/extending.md, executed: its files are written, its commands and its Python run, in the order of the page."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The name in the first line of a file."""
+        found = re.match(r"# (\w+\.py)\n", self.text)
+        return found[1] if found else None
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / "docs" / page).read_text()
+    return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the files of the page."""
+    path = tmp_path_factory.mktemp("extending")
+    for block in blocks("extending.md"):
+        if block.file:
+            (path / block.file).write_text(block.text)
+    return path
+
+
+def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=110)
+
+
+def executed(block: Block, directory: Path) -> subprocess.CompletedProcess[str]:
+    if block.language == "python":
+        return run(directory, sys.executable, "-c", block.text)
+    return run(directory, "bash", "-euc", block.text)
+
+
+BLOCKS = [block for block in blocks("extending.md") if not block.file]
+
+
+@pytest.mark.parametrize("block", BLOCKS[:-1], ids=lambda block: block.text.splitlines()[-1].strip()[-40:])
+def test_every_block_of_the_page_runs(directory: Path, block: Block):
+    done = executed(block, directory)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_with_a_file_for_each_part_trains(directory: Path):
+    done = executed(BLOCKS[-1], directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len((directory / "runs/latest/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_there_is_nothing_on_the_page_but_what_is_executed():
+    assert {block.language for block in blocks("extending.md")} == {"python", "bash"}
+    assert len(BLOCKS) < len(blocks("extending.md"))
