@@ -39,8 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser("train", help="run a training job", add_help=False)
     commands.add_parser("config", help="the reference of all keys; a verl script translated", add_help=False)
+    commands.add_parser("runs", help="list runs and the memory they hold, free it", add_help=False)
     chosen = parser.parse_args(arguments[:1] or ["--help"])
-    return {"train": train, "config": configuration}[chosen.command](arguments[1:])
+    return {"train": train, "config": configuration, "runs": runs}[chosen.command](arguments[1:])
+
+
+def runs(argv: Sequence[str]) -> int:
+    """`streamrl runs`."""
+    from streamrl.runtime.runs import main as list_runs
+
+    return list_runs(argv)
 
 
 def configuration(argv: Sequence[str]) -> int:
