@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from agent_loop.plugins import is_path_spec
@@ -39,6 +41,21 @@ def defines(file: Path, name: str) -> bool:
     """Whether the module binds `name` at its top level. Raises SyntaxError naming file and line."""
     tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     return name in {bound for node in tree.body for bound in _bound_names(node)}
+
+
+@cache
+def registered(package: str, decorator: str) -> list[str]:
+    """The names that the modules of a package of ours register at their top level; importing them may load torch."""
+    directory = REPOSITORY.joinpath(*package.split("."))
+    bodies = (ast.parse(file.read_text(encoding="utf-8")).body for file in directory.glob("*.py"))
+    calls = [
+        call
+        for node in chain.from_iterable(bodies)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        for call in node.decorator_list
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == decorator
+    ]
+    return sorted(str(arg.value) for call in calls for arg in call.args[:1] if isinstance(arg, ast.Constant))
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
