@@ -1,4 +1,4 @@
-"""What a call can split by rank, as one thing: a `KVBatchMeta` of references, or a `TensorDict` of rows.
+"""What a call can split by rank, as one thing: references (`KVBatchMeta`), or rows (`DataProto`, `TensorDict`).
 
 Nothing here imports torch: a value can only be a TensorDict if something else has.
 """
@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from streamrl.single_controller import dispatch
+from streamrl.single_controller.data_proto import DataProto
 from transfer_queue.metadata import KVBatchMeta
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    Batch: TypeAlias = KVBatchMeta | TensorDict
+    Batch: TypeAlias = DataProto | KVBatchMeta | TensorDict
 
 
 def is_batch(value: Any) -> TypeGuard[Batch]:
-    return isinstance(value, KVBatchMeta) or is_tensordict(value)
+    return isinstance(value, DataProto | KVBatchMeta) or is_tensordict(value)
 
 
 def is_tensordict(value: Any) -> TypeGuard[TensorDict]:
@@ -36,6 +37,8 @@ def take(batch: Any, rows: Sequence[int]) -> Any:
     """These rows, in this order."""
     if isinstance(batch, KVBatchMeta):
         return batch.select_keys([batch.keys[i] for i in rows])
+    if isinstance(batch, DataProto):
+        return batch.select_idxs(rows)
     from streamrl.single_controller.tensordicts import take_rows
 
     return take_rows(batch, rows)
@@ -43,11 +46,12 @@ def take(batch: Any, rows: Sequence[int]) -> Any:
 
 def join(batches: Sequence[Any]) -> Any:
     """All rows, in order. Raises TypeError for batches of different kinds, ValueError if they do not fit together."""
-    first = batches[0]
-    if any(type(batch) is not type(first) for batch in batches):
-        raise TypeError(f"cannot join {', '.join(sorted({type(batch).__name__ for batch in batches}))}")
-    if isinstance(first, KVBatchMeta):
+    if all(isinstance(batch, KVBatchMeta) for batch in batches):
         return dispatch.joined(batches)
-    from streamrl.single_controller.tensordicts import join_rows
+    if all(isinstance(batch, DataProto) for batch in batches):
+        return DataProto.concat(batches)
+    if all(map(is_tensordict, batches)):
+        from streamrl.single_controller.tensordicts import join_rows
 
-    return join_rows(batches)
+        return join_rows(batches)
+    raise TypeError(f"results of different kinds: {', '.join(type(batch).__name__ for batch in batches)}")

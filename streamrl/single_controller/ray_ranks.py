@@ -195,5 +195,6 @@ def _placement_error(
     nodes = len(pool.process_on_nodes)
     return PlacementError(
         f"{name}: {pool.world_size} ranks on {nodes} node{'s' * (nodes > 1)} need {shown(needed)}; {what} "
-        f"{shown(there)}. Start fewer ranks (trainer.n_gpus_per_node), or tell Ray of more logical CPUs (ray_kwargs.ray_init.num_cpus)"
+        f"{shown(there)}. Start fewer ranks (trainer.n_gpus_per_node), "
+        "or tell Ray of more logical CPUs (ray_kwargs.ray_init.num_cpus)"
     )

@@ -8,6 +8,7 @@ import signal
 import threading
 from typing import Any
 
+from streamrl import DataProto
 from streamrl.single_controller import (
     Dispatch,
     Execute,
@@ -51,6 +52,17 @@ class EchoWorker(Worker):
     def count(self, batch: KVBatchMeta) -> dict[str, Metric]:
         lengths = [tag["seq_len"] for tag in batch.tags]
         return {"rows": Total(len(batch)), "length": Mean(float(sum(lengths)), len(lengths))}
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def doubled(self, data: DataProto) -> DataProto:
+        assert data.batch is not None
+        data.batch["ids"] *= 2
+        data.meta_info["metrics"] = {"rows": Total(len(data))}
+        return data
+
+    @register(Dispatch.ALL_TO_ALL)
+    def mine(self, item: str, *, other: int) -> tuple[int, str, int]:
+        return self.rank.rank, item, other
 
     @register(Dispatch.ONE_TO_ALL, blocking=False)
     def threads(self) -> str | None:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from streamrl import DataProto
 from streamrl.single_controller import (
     ClassWithInitArgs,
     LocalWorkerGroup,
@@ -127,6 +129,28 @@ def test_a_batch_is_split_and_metrics_are_merged(group: WorkerGroup) -> None:
     assert len(parts) == group.world_size
     assert sorted(key for part in parts for key in part) == sorted("x" + key for key in batch.keys)
     assert group.count(batch) == {"rows": 4.0, "length": 25.0}
+
+
+def test_rows_are_split_padded_and_come_back_in_order(group: WorkerGroup) -> None:
+    data = DataProto.from_dict({"ids": torch.arange(6).reshape(3, 2)}, {"uid": ["a", "b", "c"]}, {"step": 1})
+    back = group.doubled(data)
+    assert back.batch["ids"].tolist() == [[0, 2], [4, 6], [8, 10]]
+    assert list(back.non_tensor_batch["uid"]) == ["a", "b", "c"]
+    assert back.meta_info == {"step": 1, "metrics": {"rows": {1: 3.0, 2: 4.0}[group.world_size]}}
+
+
+def test_all_to_all_gives_each_rank_its_own(group: WorkerGroup) -> None:
+    ranks = list(range(group.world_size))
+    assert group.mine([f"for {r}" for r in ranks], other=ranks) == [(r, f"for {r}", r) for r in ranks]
+    with pytest.raises(ValueError, match=rf"a list of {group.world_size}, one per rank; got 5 elements"):
+        group.mine(["x"] * 5, other=ranks)
+
+
+def test_a_function_goes_by_name_and_runs_on_the_ranks_with_its_share(group: WorkerGroup) -> None:
+    names = group.execute_with_func_generator("tests.single_controller.functions:keys_of", batch_of([1, 1, 1, 1]))
+    assert sorted(key for keys in names for key in keys) == sorted(batch_of([1, 1, 1, 1]).keys)
+    with pytest.raises(TypeError, match="by name"):
+        group.execute_with_func_generator(len, batch_of([1]))
 
 
 async def test_in_an_event_loop_a_call_is_awaited(group: WorkerGroup) -> None:
