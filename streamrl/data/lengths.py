@@ -97,14 +97,9 @@ class PromptLimit:
     def _texts(self, rows: Iterable[dict[str, Any]], places: Sequence[Place]) -> Iterable[str]:
         for row, place in zip(rows, places, strict=True):
             try:
-                text = self.chat.prompt_text(row["raw_prompt"], self.schemas(row))
-                if not text.isascii():
-                    text.encode()
+                yield self.chat.prompt_text(row["raw_prompt"], self.schemas(row))
             except (RenderingError, PluginError) as error:
                 raise DatasetError(f"{place}: {error}") from error
-            except UnicodeEncodeError as error:
-                raise DatasetError(f"{place}: the prompt is no valid Unicode: {error}") from error
-            yield text
 
     def _digest(self, rows: Sequence[dict[str, Any]], places: Sequence[Place]) -> str:
         digest = xxhash.xxh3_128(f"{self.max_tokens} {self.chat.tokenizer.to_str()}".encode())

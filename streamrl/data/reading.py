@@ -147,7 +147,8 @@ def _hub(entry: str) -> Iterator[Placed]:
         loaded = datasets.load_dataset(wanted.name, wanted.config, split=wanted.split)
     except Exception as error:
         raise DatasetError(f"{entry} cannot be loaded: {type(error).__name__}: {error}") from error
-    yield from rows_from(entry, loaded)
+    tables = loaded.with_format("arrow").iter(1024)  # as stored: images and audio stay bytes
+    yield from rows_from(entry, (row for table in tables for row in table.to_pylist()))
 
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[Place, Any]]]] = {

@@ -95,11 +95,6 @@ def test_the_tools_that_an_agent_shows_count(tmp_path: Path, monkeypatch: pytest
     assert read(file, limit).left_out == 1
 
 
-def test_a_prompt_that_is_no_unicode_is_named(tmp_path: Path):
-    with pytest.raises(DatasetError, match="line 1: the prompt is no valid Unicode"):
-        read(file_of(tmp_path, "\ud800"), PromptLimit(CHAT, 100))
-
-
 def test_only_the_samples_that_are_taken_are_checked(tmp_path: Path):
     assert len(read(file_of(tmp_path, "1?", SUM), PromptLimit(CHAT, tokens(SUM) - 1), max_samples=1)) == 1
 

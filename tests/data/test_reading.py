@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path):
         ({"tool_selection": ["a", 1]}, "column 'tool_selection': expected a list of tool names"),
         ({"n": 0}, "column 'n': expected a number of samples from 1 to 4096, found int 0"),
         ({"__rollout_n__": "4"}, "column '__rollout_n__': expected a number of samples"),
+        ({"prompt": "\ud800"}, "line 2: field 'row' row 0: 'utf-8' codec can't encode character '\\ud800'"),
         ({"images": "a.png"}, "column 'images': expected a list, found str"),
     ],
 )
@@ -121,6 +123,12 @@ def test_a_malformed_row_is_named_by_file_line_and_column(tmp_path: Path, change
         PromptDataset.from_files([file])
     assert str(caught.value).startswith(str(file))
     assert says in str(caught.value)
+
+
+def test_a_value_that_the_queue_cannot_carry_is_named(tmp_path: Path):
+    file = written(tmp_path / "a.parquet", [GOOD | {"extra_info": {"when": datetime(2026, 1, 1)}}])
+    with pytest.raises(DatasetError, match=r"a\.parquet, row 1: .*datetime at value\['extra_info'\]\['when'\]"):
+        PromptDataset.from_files([file])
 
 
 @pytest.mark.parametrize(

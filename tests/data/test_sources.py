@@ -78,16 +78,28 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_shards_without_the_library(
 
 
 def test_a_dataset_of_the_hub_is_loaded_by_the_library(monkeypatch: pytest.MonkeyPatch):
+    pyarrow = pytest.importorskip("pyarrow")
     asked: list[Any] = []
 
-    def load_dataset(name: str, config: str | None, *, split: str) -> list[dict[str, str]]:
+    class Stored:
+        """A datasets.Dataset, as far as it is used."""
+
+        def with_format(self, form: str) -> Stored:
+            assert form == "arrow"
+            return self
+
+        def iter(self, batch_size: int) -> Any:
+            yield pyarrow.Table.from_pylist([{"prompt": "1?", "answer": "1", "images": [{"bytes": b"png"}]}])
+
+    def load_dataset(name: str, config: str | None, *, split: str) -> Stored:
         asked.append((name, config, split))
-        return [{"prompt": "1?", "answer": "1"}]
+        return Stored()
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     dataset = PromptDataset.from_files(["hf:openai/gsm8k:main:train", "hf:some/other:test"])
     assert asked == [("openai/gsm8k", "main", "train"), ("some/other", None, "test")]
     assert len(dataset) == 2
+    assert dataset.row(0)["images"] == [{"bytes": b"png"}]
 
 
 def test_what_the_library_cannot_load_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -121,7 +133,7 @@ def test_an_entry_that_names_no_data_is_an_error_of_the_configuration(
 def test_many_files_are_in_memory_once(tmp_path: Path):
     text = "x" * 20_000
     for index in range(20):
-        write(tmp_path / f"{index}.jsonl", *(f"{index}-{line}{text}" for line in range(10)))
+        write(tmp_path / f"{index}.jsonl", *(f"{index}-{line}{text}" for line in range(30)))
     tracemalloc.start()
     try:
         dataset = PromptDataset.from_files([tmp_path])
