@@ -204,6 +204,11 @@ def test_only_the_best_of_a_group_earns_pass_at_k() -> None:
     np.testing.assert_allclose(found, [0.0, 0.4, 0.0])
 
 
+def test_two_best_answers_that_differ_by_rounding_earn_nothing_at_pass_at_k() -> None:
+    found = grpo_passk(np.array([0.1 + 0.2, 0.0, 0.3]), np.zeros(3, np.int64))
+    assert found.tolist() == [0.0] * 3
+
+
 NO_GROUP = np.zeros(2, np.int64)
 
 
