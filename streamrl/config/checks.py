@@ -16,11 +16,12 @@ from streamrl.algorithms.advantages import estimator
 from streamrl.algorithms.thresholds import parse_threshold, rejection_rules
 from streamrl.config import data_files
 from streamrl.config.derive import needs_values
-from streamrl.config.paths import defines, find, looked_in, split_file_object
+from streamrl.config.paths import defines, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
+LOSSES = "streamrl.algorithms.policy_losses"
 ROLLOUT = "actor_rollout_ref.rollout"
 COMPARES_SAMPLES = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "grpo_passk", "gpg", "gdpo")
 """Estimators that are 0 for a group of one."""
@@ -63,6 +64,8 @@ def _algorithm(config: StreamRLConfig) -> Iterator[str]:
             f"{ROLLOUT}.n={n}: algorithm.adv_estimator={algorithm.adv_estimator} compares the samples of a prompt and "
             "needs n >= 2"
         )
+    if config.trainer.replay and "baseline" in _needs(algorithm.adv_estimator):
+        yield f"trainer.replay: the greedy answers that {algorithm.adv_estimator} compares with are not recorded"
     if algorithm.filter_groups.enable and n < 2:
         yield f"{ROLLOUT}.n={n}: algorithm.filter_groups.enable=true would filter out every group; it needs n >= 2"
     if needs_values(algorithm) and not config.critic.enable:
@@ -72,6 +75,13 @@ def _algorithm(config: StreamRLConfig) -> Iterator[str]:
         yield (
             f"reward.overlong_buffer.len={buffer.len} must be above 0 and at most data.max_response_length={longest}"
         )
+
+
+def _needs(name: str) -> frozenset[str]:
+    try:
+        return estimator(name).needs
+    except PluginError:
+        return frozenset()
 
 
 def _actor(config: StreamRLConfig) -> Iterator[str]:
@@ -191,9 +201,10 @@ def _code(config: StreamRLConfig) -> Iterator[str]:
     custom = config.reward.custom_reward_function
     if custom.path:
         yield from _file_object("reward.custom_reward_function.path", custom.path, custom.name)
-    rollout = config.actor_rollout_ref.rollout
+    rollout, loss = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.policy_loss
     for key, names in ((f"{ROLLOUT}.agent.default_agent_loop", [rollout.agent.default_agent_loop]),
-                       (f"{ROLLOUT}.tools", rollout.tools)):  # fmt: skip
+                       (f"{ROLLOUT}.tools", rollout.tools),
+                       (f"{ACTOR}.policy_loss.loss_mode", [loss.loss_mode])):  # fmt: skip
         for reference in filter(None, map(split_file_object, names)):
             yield from _file_object(key, *reference)
 
@@ -206,6 +217,12 @@ def _names(config: StreamRLConfig) -> Iterator[str]:
             load_agent_loop(rollout.agent.default_agent_loop)
     except PluginError as error:
         yield f"{ROLLOUT}.agent.default_agent_loop: {error}"
+    loss, losses = config.actor_rollout_ref.actor.policy_loss, registered(LOSSES, "register_policy_loss")
+    if not is_path_spec(loss.loss_mode) and loss.loss_mode not in losses:
+        yield (
+            f"{ACTOR}.policy_loss.loss_mode: unknown policy loss {loss.loss_mode!r}; known: {', '.join(losses)}, or "
+            "'path/to/file.py:function'"
+        )
     if reward.path is None and reward.name not in REWARDS:
         yield (
             f"reward.custom_reward_function.path is not set and no reward is registered as {reward.name!r}; "
@@ -239,6 +256,11 @@ def _directories(config: StreamRLConfig) -> Iterator[str]:
         )
     elif (path := trainer.resume_from_path) and not Path(path).is_dir():
         yield f"trainer.resume_from_path: there is no directory {path}{looked_in(path)}"
+    if trainer.replay is not None:
+        if not Path(trainer.replay, "batches.jsonl").is_file():
+            yield f"trainer.replay: {trainer.replay} is no run directory{looked_in(trainer.replay)}"
+        if trainer.record:
+            yield "trainer.record with trainer.replay would record the same trajectories again; leave one of them out"
     if storage is not None and not (Path(storage).is_dir() and os.access(storage, os.W_OK)):
         yield f"transfer_queue.storage_dir: {storage} is no writable directory"
     runs = Path(trainer.runs_dir)

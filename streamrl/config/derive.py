@@ -130,6 +130,9 @@ def _trainer(trainer: TrainerConfig) -> TrainerConfig:
         trainer,
         runs_dir=str(Path(trainer.runs_dir).expanduser().absolute()),
         resume_from_path=_existing(trainer.resume_from_path) if trainer.resume_from_path else None,
+        replay=_existing(trainer.replay) if trainer.replay else None,
+        val_before_train=trainer.val_before_train and not trainer.replay,
+        test_freq=-1 if trainer.replay else trainer.test_freq,
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from agent_loop.llm.client import RoutedClient
 from agent_loop.manager import AgentLoopManager, TaskSpawner
@@ -18,13 +19,15 @@ from agent_loop.worker import AgentLoopWorker
 from streamrl.config import StreamRLConfig
 from streamrl.data import train_dataset, val_dataset
 from streamrl.monitor.events import EventLog
+from streamrl.recording.record import Recording
+from streamrl.recording.replay import NoServers, ReplayAgents
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import build_server
 from streamrl.runtime import settings
 from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
-from streamrl.trainer.parts import Parts
+from streamrl.trainer.parts import Agents, Parts, Servers
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import QueueError
 from transfer_queue.local import LocalQueue
@@ -34,7 +37,6 @@ from transfer_queue.local import LocalQueue
 async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[Parts]:
     """Everything started in the running loop, on the loop's clock."""
     clock = asyncio.get_running_loop().time
-    virtual = is_virtual(config)
     async with AsyncExitStack() as stack:
         events = stack.enter_context(EventLog(run.path / "events", "trainer", clock=clock))
         events.state("run", "starting")
@@ -43,40 +45,43 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
         local = await stack.enter_async_context(_start_queue(config, run))
         queue = local.client("trainer")
-        servers = {
-            f"server-{i}": build_server(settings.rollout_server(config, run, i), events)
-            for i in range(_replicas(config))
-        }
-        for server in servers.values():
-            stack.push_async_callback(server.close)
+        recording = Recording(Path(config.trainer.replay)) if config.trainer.replay else None
         group = _start_ranks(config, run, local)
         stack.push_async_callback(group.close)
         roles = group.spawn()
         for view in roles.values():
             await view.init_model()
-        worker_config = settings.agent_worker(config, virtual_clock=virtual)
-        chat = ChatTokenizer.from_pretrained(worker_config.model_path)
-
-        async def make(name: str) -> AgentLoopWorker:
-            llm = RoutedClient(servers)
-            stack.push_async_callback(llm.close)
-            return AgentLoopWorker(local.client(name), llm, worker_config, name=name, chat=chat, on_span=events.span_at)
-
-        workers = config.actor_rollout_ref.rollout.agent.num_workers
+        if recording:
+            servers, agents = NoServers(), ReplayAgents(queue, recording)
+        else:
+            servers, agents = _start_rollout(config, run, local, events, stack)
         yield Parts(
-            config=config,
-            run=run,
-            queue=queue,
+            config=config, run=run, queue=queue,
             actor=roles["actor"],  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
-            servers=LLMServerManager(servers),
-            agents=AgentLoopManager(TaskSpawner(make), queue, workers),
-            train_data=train_data,
-            val_data=val_data,
-            events=events,
-            clock=clock,
-            weights_dir=weights,
             critic=roles.get("critic"),  # type: ignore[arg-type]
-        )
+            servers=servers, agents=agents, train_data=train_data, val_data=None if recording else val_data,
+            events=events, clock=clock, weights_dir=weights, recording=recording,
+        )  # fmt: skip
+
+
+def _start_rollout(
+    config: StreamRLConfig, run: RunDirectory, local: LocalQueue, events: EventLog, stack: AsyncExitStack
+) -> tuple[Servers, Agents]:
+    servers = {
+        f"server-{i}": build_server(settings.rollout_server(config, run, i), events) for i in range(_replicas(config))
+    }
+    for server in servers.values():
+        stack.push_async_callback(server.close)
+    worker_config = settings.agent_worker(config, virtual_clock=is_virtual(config))
+    chat = ChatTokenizer.from_pretrained(worker_config.model_path)
+
+    async def make(name: str) -> AgentLoopWorker:
+        llm = RoutedClient(servers)
+        stack.push_async_callback(llm.close)
+        return AgentLoopWorker(local.client(name), llm, worker_config, name=name, chat=chat, on_span=events.span_at)
+
+    workers = config.actor_rollout_ref.rollout.agent.num_workers
+    return LLMServerManager(servers), AgentLoopManager(TaskSpawner(make), local.client("manager"), workers)
 
 
 def is_virtual(config: StreamRLConfig) -> bool:

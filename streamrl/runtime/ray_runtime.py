@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,6 +24,8 @@ from agent_loop.manager import AgentLoopManager
 from streamrl.config import StreamRLConfig
 from streamrl.data import train_dataset, val_dataset
 from streamrl.monitor.events import EventLog
+from streamrl.recording.record import Recording
+from streamrl.recording.replay import NoServers, ReplayAgents
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import start_ray_servers
 from streamrl.runtime import settings
@@ -31,7 +34,7 @@ from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.queue_node import QueueNode
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import RayWorkerGroup, ResourcePool
-from streamrl.trainer.parts import Parts
+from streamrl.trainer.parts import Agents, Parts, Servers
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import QueueError
 
@@ -50,32 +53,20 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
         address = await _start_queue(config, run, stack)
         queue = await QueueClient.connect(address, name="trainer")
         stack.push_async_callback(queue.close)
-        group, servers = await asyncio.gather(
-            asyncio.to_thread(_start_ranks, config, run, address), _start_servers(config, run, stack)
+        recording = Recording(Path(config.trainer.replay)) if config.trainer.replay else None
+        group, (servers, agents) = await asyncio.gather(
+            asyncio.to_thread(_start_ranks, config, run, address),
+            _replayed(recording, queue) if recording else _start_rollout(config, run, address, queue, events, stack),
         )
         stack.push_async_callback(group.close)
         roles = group.spawn()
-        spawner = RaySpawner(settings.agent_worker(config), address, servers, run.path)
-
-        def restarted(name: str, reason: str) -> None:
-            events.state("restart", f"{name}: {reason}", role="agent")
-
         yield Parts(
-            config=config,
-            run=run,
-            queue=queue,
+            config=config, run=run, queue=queue,
             actor=roles["actor"],  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
-            servers=LLMServerManager(servers),
-            agents=AgentLoopManager(
-                spawner, queue, config.actor_rollout_ref.rollout.agent.num_workers, on_restart=restarted
-            ),
-            train_data=train_data,
-            val_data=val_data,
-            events=events,
-            clock=time.monotonic,
-            weights_dir=weights,
             critic=roles.get("critic"),  # type: ignore[arg-type]
-        )
+            servers=servers, agents=agents, train_data=train_data, val_data=None if recording else val_data,
+            events=events, clock=time.monotonic, weights_dir=weights, recording=recording,
+        )  # fmt: skip
 
 
 async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncExitStack) -> dict[str, str]:
@@ -112,6 +103,24 @@ def _start_ranks(config: StreamRLConfig, run: RunDirectory, address: dict[str, s
     for view in group.spawn().values():
         view.init_model()
     return group
+
+
+async def _replayed(recording: Recording, queue: QueueClient) -> tuple[Servers, Agents]:
+    return NoServers(), ReplayAgents(queue, recording)
+
+
+async def _start_rollout(
+    config: StreamRLConfig, run: RunDirectory, address: dict[str, str], queue: QueueClient, events: EventLog,
+    stack: AsyncExitStack,
+) -> tuple[Servers, Agents]:  # fmt: skip
+    servers = await _start_servers(config, run, stack)
+    spawner = RaySpawner(settings.agent_worker(config), address, servers, run.path)
+
+    def restarted(name: str, reason: str) -> None:
+        events.state("restart", f"{name}: {reason}", role="agent")
+
+    workers = config.actor_rollout_ref.rollout.agent.num_workers
+    return LLMServerManager(servers), AgentLoopManager(spawner, queue, workers, on_restart=restarted)
 
 
 async def _start_servers(config: StreamRLConfig, run: RunDirectory, stack: AsyncExitStack) -> dict[str, Any]:

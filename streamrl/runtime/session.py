@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from streamrl.monitor.summary import Groups, Status, Summary, write_summary
+from streamrl.recording.replay import replay_trainer
 from streamrl.runtime.failures import explained
 from streamrl.runtime.run_dir import resumable
 from streamrl.trainer.loop import Trainer
@@ -19,7 +20,8 @@ class Session:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.trainer: Trainer = MODES[parts.config.trainer.v1.trainer_mode](parts)
+        mode = parts.config.trainer.v1.trainer_mode
+        self.trainer: Trainer = replay_trainer(parts, parts.recording) if parts.recording else MODES[mode](parts)
 
     def stop(self) -> None:
         self.trainer.stop.set()

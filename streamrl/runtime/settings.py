@@ -10,6 +10,7 @@ from agent_loop.llm.protocol import SamplingParams
 from agent_loop.loop import Budgets
 from agent_loop.worker import WorkerConfig
 from streamrl.config import StreamRLConfig
+from streamrl.recording.record import DIRECTORY
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs
 
@@ -34,8 +35,9 @@ def rank_workers(config: StreamRLConfig, run: RunDirectory, queues: Mapping[str,
     from streamrl.workers.settings import ActorSettings, CriticSettings
 
     actor = ClassWithInitArgs(
-        ActorWorker, ActorSettings.of(config), queue=queues["actor"], weights_dir=str(weights_dir(run))
-    )
+        ActorWorker, ActorSettings.of(config), queue=queues["actor"], weights_dir=str(weights_dir(run)),
+        record_dir=str(run.path / DIRECTORY) if config.trainer.record else "",
+    )  # fmt: skip
     if not config.critic.enable:
         return {"actor": actor}
     return {"actor": actor, "critic": ClassWithInitArgs(CriticWorker, CriticSettings.of(config), queues["critic"])}

@@ -110,6 +110,9 @@ class Trainer(ABC):
         """Groups leased and trained together: a mini-batch, as soon as it is there, or the whole step."""
         return self.mini_batch
 
+    def total_steps(self) -> int:
+        return training_steps(self.config, len(self.parts.train_data))
+
     async def before_step(self) -> None:  # noqa: B027  # a hook: nothing by default
         """Before the first sample of a step; what it takes counts as waiting for data."""
 
@@ -154,7 +157,7 @@ class Trainer(ABC):
         return "finished"
 
     async def _run_steps(self) -> None:
-        total = training_steps(self.config, len(self.parts.train_data))
+        total = self.total_steps()
         if self.config.trainer.val_before_train and "before" not in self.validations:
             await self.validate("before")
         if not self.in_order:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol
 
 from streamrl.config import StreamRLConfig
 from streamrl.monitor.events import EventLog
+from streamrl.recording.record import Recording
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.trainer.feeder import PromptSource
 from transfer_queue.client import QueueClient
@@ -67,3 +68,5 @@ class Parts:
     """Monotonic seconds; the event loop's own time, so that a virtual clock is one everywhere."""
     weights_dir: Path
     critic: Critic | None = None
+    recording: Recording | None = None
+    """What is trained again, if this is a replay."""

@@ -39,6 +39,8 @@ class GroupBuffer:
     failed_in_a_row: int = 0
     _taken: set[str] = field(default_factory=set)
     lost_prompts: dict[str, Group] = field(default_factory=dict)
+    place: dict[str, int] = field(default_factory=dict)
+    """Of groups whose order was decided elsewhere (a replay)."""
 
     def apply(self, changes: Changes) -> list[Group]:
         """Fold one answer of `watch` into the view; the groups that left untrained (dropped, dead)."""
@@ -67,7 +69,7 @@ class GroupBuffer:
     def ready(self) -> list[Group]:
         """Ready groups that are not taken, oldest dispatch order first."""
         found = [g for g in self.groups.values() if g.state == "ready" and g.uid not in self._taken]
-        return sorted(found, key=lambda g: g.order)
+        return sorted(found, key=lambda g: (self.place.get(g.uid, 0), g.order))
 
     def waiting(self) -> list[Group]:
         """Groups still being generated, oldest dispatch order first."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from streamrl.algorithms.advantages import estimator, moments, whitened
+from streamrl.recording.record import RecordWriter
 from streamrl.single_controller.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
 from streamrl.weight_sync import WeightInfo, WeightStore
 from streamrl.workers.batch import MicroBatching, Rows
-from streamrl.workers.engine.base import Engine, StepOutput
+from streamrl.workers.engine.base import Engine, StepOutput, Weights
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.engine.schedule import Schedule
 from streamrl.workers.preparation import (
@@ -42,11 +44,14 @@ class ActorWorker(TrainingWorker):
     role = "actor"
 
     def __init__(
-        self, rank: RankInfo, settings: ActorSettings, queue: dict[str, Any] | RowStore, weights_dir: str = ""
-    ) -> None:
-        super().__init__(rank, settings.reads, queue)
+        self, rank: RankInfo, settings: ActorSettings, queue: dict[str, Any] | RowStore, weights_dir: str = "",
+        record_dir: str = "",
+    ) -> None:  # fmt: skip
+        """`record_dir`: where the rows trained are kept; empty: nowhere."""
+        super().__init__(rank, replace(settings.reads, record=bool(record_dir)), queue)
         self.settings = settings
         self._weights_dir = weights_dir
+        self._recorder = RecordWriter(Path(record_dir), rank.rank) if record_dir else None
         self._reference: Engine | None = None
         self._schedule = Schedule.of(settings.actor.optim, settings.total_training_steps)
 
@@ -57,8 +62,9 @@ class ActorWorker(TrainingWorker):
         facts = self._start("language_model", settings.actor.strategy, settings.engine)
         if settings.reference is not None:
             backend = EngineRegistry.get("language_model", settings.actor.strategy)
-            self._reference = backend(self.rank, settings.reference)
-            self._reference.initialize()
+            reference: Engine = backend(self.rank, settings.reference)
+            reference.initialize()
+            self._reference = reference
         return facts
 
     # --- log-probs ------------------------------------------------------------------------------------------------
@@ -68,7 +74,7 @@ class ActorWorker(TrainingWorker):
         """Write `old_log_probs` and `entropy` f32[R] of the current weights, cut to the response here."""
         info = batch.extra_info or {}
         tags = [{"old_log_probs_version": int(info["version"])} for _ in batch.keys] if "version" in info else None
-        weights = "snapshot" if info.get("snapshot") else "current"
+        weights: Weights = "snapshot" if info.get("snapshot") else "current"
         return self._infer(
             batch, "compute_log_prob", "old_log_prob", self.engine, self.settings.micro,
             {"log_probs": "old_log_probs", "entropy": "entropy"}, tags=tags, weights=weights,
@@ -87,7 +93,7 @@ class ActorWorker(TrainingWorker):
 
     def _infer(
         self, batch: KVBatchMeta, method: str, stage: str, engine: Engine, micro: MicroBatching,
-        columns: dict[str, str], *, tags: list[dict[str, Any]] | None = None, weights: str = "current",
+        columns: dict[str, str], *, tags: list[dict[str, Any]] | None = None, weights: Weights = "current",
     ) -> dict[str, Metric]:  # fmt: skip
         watch = Stopwatch()
         rows, bytes_read = self._read(batch, method)
@@ -164,6 +170,9 @@ class ActorWorker(TrainingWorker):
         watch, info = Stopwatch(), batch.extra_info or {}
         with watch("read"):
             rows, bytes_read = self._read(batch, "update_actor")
+        if self._recorder is not None:
+            with watch("record"):
+                self._record(self._recorder, rows, batch)
         with watch("prepare"):
             metrics = self._prepare(rows, batch.keys, info)
             batches = mini_batch_rows(batch.keys, info)
@@ -181,6 +190,15 @@ class ActorWorker(TrainingWorker):
                 **{f"actor/seconds/{stage}": Peak(seconds) for stage, seconds in watch.stages.items()},
             }
         )
+
+    def _record(self, recorder: RecordWriter, rows: Rows, batch: KVBatchMeta) -> None:
+        """Keep the rows as they were sampled; what was read for that alone goes again."""
+        info = batch.extra_info or {}
+        if self.engine.collects:
+            columns = {"input_ids": rows.input_ids, **rows.columns}
+            recorder.write(int(info.get("version", 0)) + 1, batch.keys, batch.tags, columns)
+        needed = replace(self._reads, record=False).of("update_actor", info)
+        rows.columns = {name: column for name, column in rows.columns.items() if name in needed}
 
     def _prepare(self, rows: Rows, keys: list[str], info: dict[str, Any]) -> dict[str, Metric]:
         """From what was read to what the loss needs, in place."""
@@ -279,7 +297,7 @@ OF_TOKENS = {
 
 def _step_metrics(steps: list[StepOutput], dp_size: int) -> dict[str, Metric]:
     """Sums over this rank's tokens become means over all ranks' when the group merges them."""
-    sums = dict.fromkeys(("pg_loss", "loss", "entropy_loss", "entropy", "ppo_kl", "tokens"), 0.0)
+    sums: dict[str, float] = dict.fromkeys(("pg_loss", "loss", "entropy_loss", "entropy", "ppo_kl", "tokens"), 0.0)
     for step in steps:
         for name, value in step.sums.items():
             sums[name] = sums.get(name, 0.0) + value

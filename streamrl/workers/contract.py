@@ -35,6 +35,9 @@ WRITES: dict[str, tuple[str, ...]] = {
     "update_critic": (),
 }
 
+RECORDED = ("input_ids", "response_mask", "rollout_log_probs", "weight_versions")
+"""What a replay needs of a row: all that agents and servers made of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reads:
@@ -46,6 +49,8 @@ class Reads:
     kl_in_reward: bool = False
     values: bool = False
     """Whether the advantage estimator needs a critic's values."""
+    record: bool = False
+    """Whether `update_actor` keeps what it trained, for a replay."""
 
     def of(self, method: str, info: Mapping[str, Any]) -> list[str]:
         """In a fixed order. How long the response is, a rank knows from the tag `response_len`."""
@@ -62,6 +67,7 @@ class Reads:
                 return ["input_ids", "loss_mask", "values", "returns"]
             case "update_actor":
                 columns = ["advantages", "loss_mask"] if info.get("advantage_columns") else ["response_mask", *aged]
-                log_probs = dict.fromkeys(["rollout_log_probs", self.old])
-                return ["input_ids", *columns, *log_probs, *(["ref_log_prob"] if self.kl_loss else [])]
+                more = ["rollout_log_probs", self.old, *(["ref_log_prob"] if self.kl_loss else [])]
+                kept = RECORDED if self.record else ()
+                return list(dict.fromkeys(["input_ids", *columns, *more, *kept]))
         raise KeyError(f"no method {method!r}; there are: {', '.join(WRITES)}")

@@ -69,8 +69,10 @@ class TrainerConfig:
     """Seconds that the trainer waits for any progress of generation before it gives up and says who was stuck."""
     critic_warmup: NonNegativeInt = 0
     """Steps that train only the critic."""
+    record: bool = False
+    """Keep the trajectories that are trained in the run directory, for a replay."""
     replay: str | None = None
-    """A run directory whose recorded trajectories are trained on instead of new ones."""
+    """A run directory with recorded trajectories: its steps are trained again, without agents, servers, validation."""
     seed: NonNegativeInt = 42
     logger: tuple[Literal["console"], ...] = ("console",)
     """Besides metrics.jsonl, which every run writes."""

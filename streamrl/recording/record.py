@@ -1,0 +1,122 @@
+"""The rows of each step in files that hold no pickle.
+
+trajectories/step-000012-r1-0.safetensors     rows that rank 1 trained in the first update of step 12
+    input_ids, response_mask, rollout_log_probs, weight_versions    all rows one after the other
+    rows (JSON, in the header)                                      key, tag and lengths of each
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamrl.errors import UserError
+from streamrl.trainer.batch_log import TrainedStep, read_batch_log
+from streamrl.workers.contract import RECORDED
+from transfer_queue.keys import split_row_key
+
+DIRECTORY = "trajectories"
+FIELDS = RECORDED
+
+
+class RecordError(UserError):
+    """A record that is not there or cannot be read."""
+
+
+@dataclass(slots=True)
+class RecordWriter:
+    """One per rank. A step that is trained again after a resume replaces what was written of it."""
+
+    directory: Path
+    rank: int
+    _step: int = -1
+    _written: int = 0
+
+    def write(
+        self, step: int, keys: Sequence[str], tags: Sequence[dict[str, Any]], columns: dict[str, list[np.ndarray]]
+    ) -> None:
+        from safetensors.numpy import save_file
+
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        prefix = f"step-{step:06d}-r{self.rank}-"
+        if step != self._step:
+            self._step, self._written = step, 0
+            for old in self.directory.glob(f"{prefix}*"):
+                old.unlink()
+        if not keys:
+            return
+        ids, masks = columns["input_ids"], columns["response_mask"]
+        rows = [[k, tag, len(i), len(m)] for k, tag, i, m in zip(keys, tags, ids, masks, strict=True)]
+        path = self.directory / f"{prefix}{self._written}.safetensors"
+        draft = path.with_suffix(".draft")
+        save_file({name: np.concatenate(columns[name]) for name in FIELDS}, draft, metadata={"rows": json.dumps(rows)})
+        os.replace(draft, path)
+        self._written += 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRow:
+    key: str
+    tag: dict[str, Any]
+    columns: dict[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class Recording:
+    """Of a run directory. Holds the rows of one step at a time."""
+
+    run: Path
+    steps: dict[int, TrainedStep] = field(init=False)
+    _step_of: dict[str, int] = field(init=False)
+    _loaded: tuple[int, dict[str, list[RecordedRow]]] = field(init=False, default=(-1, {}))
+
+    def __post_init__(self) -> None:
+        """Raises RecordError."""
+        self.steps = {done.step: done for done in read_batch_log(self.run / "batches.jsonl")}
+        recorded = {int(path.name.split("-")[1]) for path in (self.run / DIRECTORY).glob("step-*.safetensors")}
+        if not recorded:
+            raise RecordError(f"{self.run} holds no trajectories; record a run with trainer.record=true first")
+        if missing := sorted(set(self.steps) - recorded):
+            raise RecordError(f"{self.run / DIRECTORY} has no trajectories of step {missing[0]}, which was trained")
+        self._step_of = {uid: step for step, done in self.steps.items() for uid in done.uids}
+
+    def group(self, uid: str) -> list[RecordedRow]:
+        """The rows of a prompt group, in order. Raises RecordError for one that was not trained."""
+        step = self._step_of.get(uid)
+        if step is None:
+            raise RecordError(f"{self.run} did not train group {uid}: is it a run on the same dataset and seed?")
+        if self._loaded[0] != step:
+            self._loaded = (step, self._load(step))
+        return sorted(self._loaded[1].get(uid, []), key=lambda row: row.key)
+
+    def _load(self, step: int) -> dict[str, list[RecordedRow]]:
+        found: dict[str, list[RecordedRow]] = {}
+        for path in sorted((self.run / DIRECTORY).glob(f"step-{step:06d}-*.safetensors")):
+            for row in _read(path):
+                found.setdefault(split_row_key(row.key).uid, []).append(row)
+        return found
+
+
+def _read(path: Path) -> list[RecordedRow]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            rows = json.loads(file.metadata()["rows"])
+            flat = {name: file.get_tensor(name) for name in FIELDS}
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+    found, places = [], dict.fromkeys(FIELDS, 0)
+    for key, tag, ids, responses in rows:
+        columns = {}
+        for name in FIELDS:
+            end = places[name] + (ids if name == "input_ids" else responses)
+            columns[name], places[name] = flat[name][places[name] : end], end
+        found.append(RecordedRow(key, tag, columns))
+    return found
