@@ -98,7 +98,7 @@ def _statements(text: str) -> Iterator[list[Word]]:
     """Words up to a newline, ; or &&. What follows a redirection or a pipe on its line is left out."""
     statement: list[Word] = []
     depth, skipping = 0, False
-    for word in _words(text.replace("\\\n", " ")):
+    for word in _words(text.replace("\r\n", "\n").replace("\\\n", " ")):
         sign = word[0][0] if word[0][1] == "operator" else ""
         depth += {"(": 1, ")": -1}.get(sign, 0)
         if depth <= 0 and (sign in ("\n", ";") or (sign == "&" and not skipping)):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamrl.cli import main, train
 from streamrl.config import load_config
 from streamrl.config.from_verl import overrides_of, translate
 from streamrl.config.keys import flatten
 from streamrl.config.schema import known_keys
+from streamrl.config.shell_script import commands
 from streamrl.config.verl_keys import SUBSTITUTED, VERL_DEFAULTS
 from tests.config.verl_lines import LINES, arguments
 
@@ -43,6 +47,10 @@ def test_a_translated_line_is_the_same_run_without_a_note(valid: list[str], tmp_
     again = load_config([*translation.arguments, place])
     assert again.config == load_config([*line, place]).config
     assert again.inert == ()
+
+
+def one_line(word: str) -> bool:
+    return "\\\n" not in word
 
 
 SCRIPT = """\
@@ -82,6 +90,17 @@ def test_the_arguments_are_read_out_of_a_shell_script():
         "trainer.project_name=my project",
         "trainer.device=cpu",
     ]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1).filter(one_line)))
+def test_quoted_arguments_come_back_as_they_were(words: list[str]):
+    assert overrides_of("python -m verl.trainer.main_ppo " + shlex.join(words)) == words
+
+
+@given(st.text(st.sampled_from("ab=.$(){}[]'\"\\ \n#;&|<>:-+*/1@")))
+def test_any_text_is_read_or_refused(text: str):
+    with suppress(ValueError):  # a quotation that is not closed
+        assert all(commands(text))
 
 
 def written(tmp_path: Path, *words: str) -> str:
