@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
-from collections.abc import Mapping
+import queue
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from streamrl.single_controller.ranks import Ranks, Result, by_role, classes_of
@@ -34,7 +36,7 @@ class LocalRank(Ranks):
         super().__init__(classes_of(workers), 1, timeout=timeout)
         info = RankInfo(device=device, timeout=timeout)  # type: ignore[arg-type]
         self._workers = {role: worker.construct(info) for role, worker in workers.items()}
-        self._thread = None if inline else concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="LocalRank")
+        self._thread = None if inline else InOrder("LocalRank")
 
     def submit(self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
         function = getattr(self._workers[role], method)
@@ -56,4 +58,32 @@ class LocalRank(Ranks):
 
     async def end(self) -> None:
         if self._thread is not None:
-            self._thread.shutdown(wait=False)
+            self._thread.stop()
+
+
+class InOrder:
+    """One thread that calls what it is given. A call that never returns does not keep the process from ending, as a
+    ThreadPoolExecutor's would: whoever waited for it has been told at its deadline."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[concurrent.futures.Future, Callable[[], Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future:
+        done: concurrent.futures.Future = concurrent.futures.Future()
+        self._calls.put((done, function))
+        return done
+
+    def stop(self) -> None:
+        """After the calls under way."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            done, function = call
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                done.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - the rank's failure channel, as in any other group
+                done.set_exception(error)

@@ -263,9 +263,17 @@ async def test_the_death_of_an_idle_rank_is_noticed_too(ray_cluster: None) -> No
     group = await asyncio.to_thread(RayWorkerGroup, ResourcePool([2]), ClassWithInitArgs(EchoWorker))
     watch = asyncio.ensure_future(group.watch())
     await asyncio.sleep(0)
+    assert group.failure is None
+    began = time.monotonic()
     os.kill(group.pids[0], 9)
-    with pytest.raises(WorkerDied, match=r"rank 0 .* during no call"):
+    with pytest.raises(
+        WorkerDied, match=rf"rank 0 \(pid {group.pids[0]}\) died during no call; its log is /\S+"
+    ) as death:
         await asyncio.wait_for(watch, 3.0)
+    assert time.monotonic() - began <= 3.0
+    assert group.failure is death.value  # also for who does not watch
+    with pytest.raises(WorkerDied):
+        group.where()
     await group.close()
 
 
