@@ -15,6 +15,7 @@ from pathlib import Path
 from streamrl import __version__
 from streamrl.config import StreamRLConfig, check_ports, load_config, to_yaml
 from streamrl.errors import ConfigError, UserError
+from streamrl.runtime.interrupts import INTERRUPTS
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -102,12 +103,13 @@ def train(argv: Sequence[str]) -> int:
             return 0
         check_ports(config)
         check_machine(config)
+        INTERRUPTS.check()
         return _launch(config)
     except UserError as error:
         _show(error)
         return USAGE_ERROR
     except KeyboardInterrupt:
-        print("interrupted before the run began", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -1,10 +1,46 @@
-"""`python -m streamrl.main key=value ...` is `streamrl train key=value ...`, for scripts written for verl."""
+"""Where the process begins: Ctrl-C is taken before anything is imported that takes time.
+
+`python -m streamrl.main key=value ...` is `streamrl train key=value ...`, for scripts written for verl.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
-from streamrl.cli import train
+from streamrl.runtime.interrupts import INTERRUPTS
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`streamrl ...`; the exit status."""
+    try:
+        with INTERRUPTS.taken():
+            from streamrl.cli import main as run
+
+            status = run(argv)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        status = INTERRUPTED
+    return status
+
+
+def script() -> NoReturn:
+    """The process `streamrl`. Python itself would end with the signal instead of our status, if a KeyboardInterrupt
+    passed through an exec() on its way (imports are full of them)."""
+    status = main()
+    if status == INTERRUPTED:
+        atexit._run_exitfuncs()  # Ray's, which ends its processes
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
 
 if __name__ == "__main__":
-    sys.exit(train(sys.argv[1:]))
+    sys.argv.insert(1, "train")
+    script()

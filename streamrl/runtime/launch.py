@@ -6,12 +6,9 @@ Exit status: 0 finished, 1 failed, 2 a mistake the user can mend, 130 stopped by
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -21,6 +18,7 @@ from streamrl.errors import UserError
 from streamrl.monitor.summary import Summary, print_summary
 from streamrl.monitor.terminal import TerminalView
 from streamrl.runtime.failures import explained, last_line
+from streamrl.runtime.interrupts import INTERRUPTS
 from streamrl.runtime.run_dir import RunDirectory, resumable
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:
     async def main() -> Summary:
         async with local_parts(config, run) as parts:
             session = Session(parts)
-            with _on_interrupt(_stopper(session)):
+            with INTERRUPTS.asking(_stopper(session)):
                 return await session.run()
 
     return run_virtual(main()) if is_virtual(config) else asyncio.run(main())
@@ -86,12 +84,13 @@ def _run_ray(config: StreamRLConfig, run: RunDirectory) -> Summary:
 
     from streamrl.runtime.task_runner import TaskRunner
 
-    _init_ray(config)
     try:
+        _init_ray(config)
+        INTERRUPTS.check()
         actor = ray.remote(TaskRunner).options(num_cpus=0, max_concurrency=8)
         runner = actor.remote(config, str(run.path), run.resumed)
         done = runner.run.remote()
-        with _on_interrupt(lambda: runner.stop.remote()):
+        with INTERRUPTS.asking(lambda: runner.stop.remote()):
             return ray.get(done)
     except RayTaskError as error:
         raise error.cause from None
@@ -122,20 +121,3 @@ def _init_ray(config: StreamRLConfig) -> None:
 def _stopper(session: Session) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
     return lambda: loop.call_soon_threadsafe(session.stop) and None
-
-
-@contextlib.contextmanager
-def _on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) asks for a clean end, the second one ends at once."""
-
-    def first(_signal: int, _frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.stderr.write("\nstopping after a checkpoint; press Ctrl-C again to end at once\n")
-        stop()
-
-    before = {number: signal.signal(number, first) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

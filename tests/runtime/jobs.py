@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -71,6 +73,12 @@ class Job:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def takes_interrupts(self) -> bool:
+        """Whether the process handles SIGTERM already, which Python itself does not."""
+        assert self.process is not None
+        [caught] = re.findall(r"SigCgt:\s+(\w+)", Path(f"/proc/{self.process.pid}/status").read_text())
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
     def pid_of(self, process: str) -> int:
         """Of the newest process with this name in the event log."""

@@ -56,6 +56,18 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_goes_on(job: Job) -
     job.check_accounts()
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0])
+def test_ctrl_c_at_any_moment_of_the_start_ends_it(job: Job, seconds: float) -> None:
+    process = job.start()
+    while not job.takes_interrupts():
+        time.sleep(0.005)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130, job.text
+    assert "interrupted" in job.text or "stopped; the same command" in job.text
+    assert "Traceback" not in job.text
+
+
 def test_a_run_whose_stored_rows_are_gone_issues_its_prompts_again(job: Job) -> None:
     job.start()
     job.wait_for_step(5)
