@@ -64,6 +64,11 @@ def _algorithm(config: StreamRLConfig) -> Iterator[str]:
             f"{ROLLOUT}.n={n}: algorithm.adv_estimator={algorithm.adv_estimator} compares the samples of a prompt and "
             "needs n >= 2"
         )
+    if "components" in _needs(algorithm.adv_estimator):
+        yield (
+            f"algorithm.adv_estimator={algorithm.adv_estimator} needs the parts of each score, which rewards do not "
+            "give yet; add them up in the reward and use grpo"
+        )
     if config.trainer.replay and "baseline" in _needs(algorithm.adv_estimator):
         yield f"trainer.replay: the greedy answers that {algorithm.adv_estimator} compares with are not recorded"
     if algorithm.filter_groups.enable and n < 2:

@@ -9,7 +9,7 @@ from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfi
 from streamrl.config.sections.algorithm import AlgorithmConfig, RewardConfig
 from streamrl.config.sections.data import DataConfig
 from streamrl.config.sections.rollout import RolloutConfig
-from streamrl.config.sections.services import MonitorConfig, RayKwargs, TransferQueueConfig
+from streamrl.config.sections.services import MonitorConfig, ProfilerConfig, RayKwargs, TransferQueueConfig
 from streamrl.config.sections.trainer import TrainerConfig
 
 
@@ -35,4 +35,5 @@ class StreamRLConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     transfer_queue: TransferQueueConfig = field(default_factory=TransferQueueConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    global_profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     ray_kwargs: RayKwargs = field(default_factory=RayKwargs)

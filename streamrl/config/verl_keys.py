@@ -156,10 +156,11 @@ INERT: tuple[str, ...] = (
     "transfer_queue.backend.MooncakeStore.*",
     "transfer_queue.metrics.*",
     "distillation.*",
-    "global_profiler.*",
+    "global_profiler.profile_continuous_steps",
+    "global_profiler.global_tool_config.*",
+    "global_profiler.tool_config.*",
     "skip.*",
     "async_training.*",
-    "ray_kwargs.timeline_json_file",
     "ray_kwargs.ray_init.runtime_env*",
 )
 """Patterns of keys that change speed or nothing here. They are accepted and named in one note."""

@@ -95,6 +95,8 @@ def _run_ray(config: StreamRLConfig, run: RunDirectory) -> Summary:
     except RayTaskError as error:
         raise error.cause from None
     finally:
+        if file := config.ray_kwargs.timeline_json_file:
+            ray.timeline(file)
         ray.shutdown()
 
 

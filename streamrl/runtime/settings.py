@@ -33,14 +33,19 @@ def rank_workers(config: StreamRLConfig, run: RunDirectory, queues: Mapping[str,
     from streamrl.workers.actor import ActorWorker
     from streamrl.workers.critic import CriticWorker
     from streamrl.workers.settings import ActorSettings, CriticSettings
+    from streamrl.workers.training_worker import Profile
 
+    chosen = config.global_profiler
+    directory = chosen.save_path or str(run.path / "profile")
+    profile = Profile(frozenset(chosen.steps), directory) if chosen.tool else None
     actor = ClassWithInitArgs(
         ActorWorker, ActorSettings.of(config), queue=queues["actor"], weights_dir=str(weights_dir(run)),
-        record_dir=str(run.path / DIRECTORY) if config.trainer.record else "",
+        record_dir=str(run.path / DIRECTORY) if config.trainer.record else "", profile=profile,
     )  # fmt: skip
     if not config.critic.enable:
         return {"actor": actor}
-    return {"actor": actor, "critic": ClassWithInitArgs(CriticWorker, CriticSettings.of(config), queues["critic"])}
+    critic = ClassWithInitArgs(CriticWorker, CriticSettings.of(config), queues["critic"], profile)
+    return {"actor": actor, "critic": critic}
 
 
 def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> WorkerConfig:

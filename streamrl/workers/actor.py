@@ -34,7 +34,7 @@ from streamrl.workers.preparation import (
 )
 from streamrl.workers.row_store import RowStore
 from streamrl.workers.settings import ActorSettings
-from streamrl.workers.training_worker import Stopwatch, TrainingWorker, temperature_of
+from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker, temperature_of
 from transfer_queue.metadata import KVBatchMeta
 
 BY_ROWS = make_nd_compute_dataproto_dispatch_fn("actor")
@@ -45,10 +45,10 @@ class ActorWorker(TrainingWorker):
 
     def __init__(
         self, rank: RankInfo, settings: ActorSettings, queue: dict[str, Any] | RowStore, weights_dir: str = "",
-        record_dir: str = "",
+        record_dir: str = "", profile: Profile | None = None,
     ) -> None:  # fmt: skip
         """`record_dir`: where the rows trained are kept; empty: nowhere."""
-        super().__init__(rank, replace(settings.reads, record=bool(record_dir)), queue)
+        super().__init__(rank, replace(settings.reads, record=bool(record_dir)), queue, profile)
         self.settings = settings
         self._weights_dir = weights_dir
         self._recorder = RecordWriter(Path(record_dir), rank.rank) if record_dir else None
@@ -176,7 +176,7 @@ class ActorWorker(TrainingWorker):
         with watch("prepare"):
             metrics = self._prepare(rows, batch.keys, info)
             batches = mini_batch_rows(batch.keys, info)
-        with watch("compute"):
+        with watch("compute"), self._profiled(info):
             steps = self._steps(rows, batch.keys, batches, info)
         return (
             metrics

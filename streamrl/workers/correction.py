@@ -44,25 +44,24 @@ class Correction:
             torch.from_numpy(rows.flat(n)) for n in (reference, "rollout_log_probs", "loss_mask")
         )
         row = torch.from_numpy(np.repeat(np.arange(len(rows)), rows.responses))
-        sums: dict[str, float] = {}
+        kept, sums = mask, {}
         if config.rollout_rs is not None:
             rules = rejection_rules(config.rollout_rs, config.rollout_rs_threshold)
             kept = rejection_mask(log_probs, rollout, mask, row, rules).mask
             sums |= {"rejected": float((mask - kept).sum()), "asked": float(mask.sum())}
-            mask = kept
-            rows.columns["loss_mask"] = unflatten(mask.numpy(), rows.responses)
+            rows.columns["loss_mask"] = unflatten(kept.numpy(), rows.responses)
         if (level := config.rollout_is) is not None:
             threshold = parse_threshold(config.rollout_is_threshold)
+            # The ratio of a row is that of all it sampled, rejected tokens included; what counts is what was kept.
             weights = importance_weights(log_probs, rollout, mask, row, level=level, threshold=threshold)
             high = threshold[1] if isinstance(threshold, tuple) else threshold
             sums |= {
-                "rollout_is": float((weights * mask).sum()),
-                "rollout_is_high": float(((weights >= high) * mask).sum()),
+                "rollout_is": float((weights * kept).sum()),
+                "rollout_is_high": float(((weights >= high) * kept).sum()),
             }
             if config.rollout_is_batch_normalize:
-                weights = normalised(
-                    weights, torch.from_numpy(all_sum(weight_sums(weights, mask, row, level=level).numpy()))
-                )
+                total = all_sum(weight_sums(weights, kept, row, level=level).numpy())
+                weights = normalised(weights, torch.from_numpy(total))
             rows.columns["rollout_is_weights"] = unflatten(weights.numpy(), rows.responses)
         return sums
 

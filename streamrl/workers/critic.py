@@ -12,15 +12,17 @@ from streamrl.workers.engine.schedule import Schedule
 from streamrl.workers.preparation import mini_batch_rows, sizes
 from streamrl.workers.row_store import RowStore
 from streamrl.workers.settings import CriticSettings
-from streamrl.workers.training_worker import Stopwatch, TrainingWorker
+from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker
 from transfer_queue.metadata import KVBatchMeta
 
 
 class CriticWorker(TrainingWorker):
     role = "critic"
 
-    def __init__(self, rank: RankInfo, settings: CriticSettings, queue: dict[str, Any] | RowStore) -> None:
-        super().__init__(rank, settings.reads, queue)
+    def __init__(
+        self, rank: RankInfo, settings: CriticSettings, queue: dict[str, Any] | RowStore, profile: Profile | None = None
+    ) -> None:
+        super().__init__(rank, settings.reads, queue, profile)
         self.settings = settings
         self._schedule = Schedule.of(settings.critic.optim, settings.total_training_steps)
 
@@ -51,14 +53,17 @@ class CriticWorker(TrainingWorker):
         batches = mini_batch_rows(batch.keys, info)
         size = self.engine.all_sum(sizes(rows, batches))
         lr, steps = self._schedule.at(int(info.get("version", 0))), []
-        for _ in range(critic.ppo_epochs or 1):
-            for indices, (tokens, sequences) in zip(batches, size, strict=True):
-                if not tokens:
-                    continue
-                loss = ValueLoss(critic, MiniBatchSize(float(tokens), float(sequences)))
-                steps.append(
-                    self.engine.train_batch(rows.take(indices), loss, lr=lr, temperature=1.0, micro=self.settings.micro)
-                )
+        with self._profiled(info):
+            for _ in range(critic.ppo_epochs or 1):
+                for indices, (tokens, sequences) in zip(batches, size, strict=True):
+                    if not tokens:
+                        continue
+                    loss = ValueLoss(critic, MiniBatchSize(float(tokens), float(sequences)))
+                    steps.append(
+                        self.engine.train_batch(
+                            rows.take(indices), loss, lr=lr, temperature=1.0, micro=self.settings.micro
+                        )
+                    )
         return _step_metrics(steps, self.engine.dp_size) | {
             "critic/lr": Mean(lr),
             "data/bytes_read": Total(bytes_read),

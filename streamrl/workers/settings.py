@@ -12,6 +12,9 @@ from streamrl.workers.batch import MicroBatching
 from streamrl.workers.contract import Reads
 from streamrl.workers.engine.settings import EngineSettings, LoRASettings
 
+PROPORTIONAL_TO_ADVANTAGE = frozenset({"vanilla", "gspo", "cispo", "geo_mean", "sapo", "gpg", "clip_cov"})
+"""Policy losses that are 0 where the advantage is; kl_cov is not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSettings:
@@ -104,7 +107,8 @@ class ActorSettings:
 
     @property
     def only_advantages_have_gradient(self) -> bool:
-        return not (self.actor.entropy_coeff or self.actor.use_kl_loss)
+        known = self.loss_mode in PROPORTIONAL_TO_ADVANTAGE  # of a user's own loss nothing is known
+        return known and not (self.actor.entropy_coeff or self.actor.use_kl_loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +36,11 @@ class TrainingWorker(Worker):
     role = "worker"
     """Names the connection to the queue, and the mesh by which batches are split."""
 
-    def __init__(self, rank: RankInfo, reads: Reads, queue: dict[str, Any] | RowStore) -> None:
+    def __init__(
+        self, rank: RankInfo, reads: Reads, queue: dict[str, Any] | RowStore, profile: Profile | None = None
+    ) -> None:
         super().__init__(rank)
-        self._reads, self._queue = reads, queue
+        self._reads, self._queue, self._profile = reads, queue, profile
         self._store: RowStore | None = None
         self._engine: Engine | None = None
 
@@ -87,6 +91,13 @@ class TrainingWorker(Worker):
             raise RuntimeError(f"the {self.role} is not connected to the queue yet: call init_model() first")
         return self._store
 
+    def _profiled(self, info: Mapping[str, Any]) -> AbstractContextManager[Any]:
+        """Around an update: the profiler, if this step is one of those that are profiled."""
+        step = int(info.get("version", 0)) + 1
+        if self._profile is None or step not in self._profile.steps:
+            return nullcontext()
+        return self._profile.of(step, self.role, self.rank.rank)
+
     # --- state ----------------------------------------------------------------------------------------------------
 
     @register(Dispatch.RANK_ZERO)
@@ -115,6 +126,24 @@ class TrainingWorker(Worker):
         if self._store is not None:
             self._store.close()
         self._engine = self._store = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """torch's profiler around the updates of some steps: <directory>/step-000012-actor-r0.json, a Chrome trace."""
+
+    steps: frozenset[int]
+    directory: str
+
+    @contextmanager
+    def of(self, step: int, role: str, rank: int) -> Iterator[None]:
+        from torch.profiler import profile
+
+        with profile(record_shapes=True) as profiler:
+            yield
+        path = Path(self.directory)
+        path.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(path / f"step-{step:06d}-{role}-r{rank}.json"))
 
 
 class Stopwatch:

@@ -49,3 +49,15 @@ def test_an_algorithm_trains_the_calculator_job(make_config, script: Path) -> No
         assert all(line["rows/trained"] == 32 for line in lines), "greedy answers are not trained"
     orders = [order for step in read_batch_log(path / "batches.jsonl") for order in step.orders]
     assert len(set(orders)) == len(orders)
+
+
+def test_chosen_steps_are_profiled_on_every_rank_and_role(make_config) -> None:
+    import json
+
+    script = command_line(Path("examples/algorithms/ppo.sh"))
+    profiler = ("global_profiler.tool=torch", "global_profiler.steps=[3]", "trainer.total_training_steps=3")
+    path, _ = run(make_config(*script, *profiler, base=SMALL))
+    traces = sorted((path / "profile").iterdir())
+    assert [trace.name for trace in traces] == ["step-000003-actor-r0.json", "step-000003-critic-r0.json"]
+    for trace in traces:
+        assert any("addmm" in event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"])

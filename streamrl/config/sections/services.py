@@ -49,6 +49,15 @@ class MonitorConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerConfig:
+    tool: Literal["torch"] | None = None
+    """torch: its profiler around the updates of chosen steps, one Chrome trace per rank."""
+    steps: tuple[PositiveInt, ...] = ()
+    save_path: str | None = None
+    """A directory; None: <run>/profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RayInitConfig:
     num_cpus: PositiveInt | None = None
     """Logical CPUs of a cluster started for this run; None: those of the machine."""
@@ -57,3 +66,5 @@ class RayInitConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayKwargs:
     ray_init: RayInitConfig = field(default_factory=RayInitConfig)
+    timeline_json_file: str | None = None
+    """Write Ray's timeline of tasks and actors there when the run ends (chrome://tracing)."""
