@@ -59,11 +59,8 @@ class CriticWorker(TrainingWorker):
                     if not tokens:
                         continue
                     loss = ValueLoss(critic, MiniBatchSize(float(tokens), float(sequences)))
-                    steps.append(
-                        self.engine.train_batch(
-                            rows.take(indices), loss, lr=lr, temperature=1.0, micro=self.settings.micro
-                        )
-                    )
+                    part, micro = rows.take(indices), self.settings.micro
+                    steps.append(self.engine.train_batch(part, loss, lr=lr, temperature=1.0, micro=micro))
         return _step_metrics(steps, self.engine.dp_size) | {
             "critic/lr": Mean(lr),
             "data/bytes_read": Total(bytes_read),

@@ -1,4 +1,4 @@
-"""What the engine reports while it samples is what the training ranks compute of the same tokens: on policy, ratio 1."""
+"""What the engine reports while it samples is what the training ranks compute of the same tokens: a ratio of 1."""
 
 from __future__ import annotations
 
