@@ -20,13 +20,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`streamrl ...`; the exit status."""
     try:
         with INTERRUPTS.taken():
-            from streamrl.cli import main as run
-
-            status = run(argv)
+            status = _run(argv)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         status = INTERRUPTED
     return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        from streamrl.cli import main as run
+
+        return run(argv)
+    except Exception:
+        INTERRUPTS.check()  # it may be what became of an interrupt
+        raise
 
 
 def script() -> NoReturn:

@@ -22,6 +22,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received = False
+        self._asked = False
         self._stop: Callable[[], object] | None = None
 
     @contextlib.contextmanager
@@ -35,7 +36,7 @@ class Interrupts:
             for number, handler in before.items():
                 signal.signal(number, handler)
             if outermost:
-                self.received = False
+                self.received = self._asked = False
 
     @contextlib.contextmanager
     def asking(self, stop: Callable[[], object]) -> Iterator[None]:
@@ -50,8 +51,8 @@ class Interrupts:
                 self._stop = None
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if one came and was swallowed."""
-        if self.received:
+        """Raise KeyboardInterrupt if one came that was swallowed, or made into another error."""
+        if self.received and not self._asked:
             raise KeyboardInterrupt
 
     def _take(self, _signal: int, _frame: object) -> None:
@@ -63,6 +64,7 @@ class Interrupts:
     def _ask(self) -> None:
         sys.stderr.write("\nstopping after a checkpoint; press Ctrl-C again to end at once\n")
         assert self._stop is not None
+        self._asked = True
         self._stop()
 
 

@@ -36,8 +36,10 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         with TerminalView(run.path, console, live=config.monitor.terminal, from_now=run.resumed):
             summary = _run_local(config, run) if config.runtime == "local" else _run_ray(config, run)
     except UserError:
+        INTERRUPTS.check()
         raise
     except Exception as error:  # the root of the run: a summary and a log were written, the user gets one line
+        INTERRUPTS.check()
         error = explained(error, run.path)
         if isinstance(error, UserError):
             raise error from None
