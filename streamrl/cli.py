@@ -20,6 +20,8 @@ from streamrl.runtime.interrupts import INTERRUPTS
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
+MODEL_KEYS = ("actor_rollout_ref.model.path", "critic.model.path")
+
 EXAMPLES = """\
 examples:
   streamrl train experiment=calculator
@@ -97,7 +99,7 @@ def train(argv: Sequence[str]) -> int:
 
     options = _train_parser().parse_intermixed_args(argv)
     try:
-        config = _checked(options.overrides, options.config_dir)
+        config = _checked(_fetched(options), options.config_dir)
         if options.dry_run:
             print(to_yaml(config), end="")
             return 0
@@ -111,6 +113,18 @@ def train(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _fetched(options: argparse.Namespace) -> list[str]:
+    """The arguments, models that are named as on the hub downloaded first. A dry run downloads nothing."""
+    from streamrl.config import hub
+
+    arguments = list(options.overrides)
+    for place, argument in enumerate(arguments):
+        key, _, value = argument.partition("=")
+        if key.lstrip("+") in MODEL_KEYS and hub.is_hub_id(value) and not options.dry_run:
+            arguments[place] = f"{key}={hub.fetch(value)}"
+    return arguments
 
 
 def _train_parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from agent_loop.rewards import REWARDS
 from agent_loop.tools.base import load_tool
 from streamrl.algorithms.advantages import estimator
 from streamrl.algorithms.thresholds import parse_threshold, rejection_rules
-from streamrl.config import data_files
+from streamrl.config import data_files, hub
 from streamrl.config.derive import needs_values
 from streamrl.config.paths import defines, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
@@ -168,6 +168,10 @@ def _datasets(config: StreamRLConfig) -> Iterator[str]:
             yield from data_files.problems(key, entry)
 
 
+def _hub_hint(path: str) -> str:
+    return "; on the command line it would be downloaded from the hub" if hub.is_hub_id(path) else ""
+
+
 def _model(config: StreamRLConfig) -> Iterator[str]:
     model, parts = config.actor_rollout_ref.model, config.actor_rollout_ref
     simulated = parts.actor.strategy == "sim" and parts.rollout.name == "sim"  # then only the tokenizer is read
@@ -175,7 +179,7 @@ def _model(config: StreamRLConfig) -> Iterator[str]:
     if not model.path:
         yield f"{key} is not set; name a directory with config.json, safetensors weights and tokenizer"
     elif find(model.path) is None:
-        yield f"{key}: there is no directory {model.path}{looked_in(model.path)}; a hub name must be downloaded first"
+        yield f"{key}: there is no directory {model.path}{looked_in(model.path)}{_hub_hint(model.path)}"
     elif not simulated and not Path(model.path, "config.json").is_file():
         yield f"{key}: {model.path} has no config.json, so it is no model directory"
     elif model.tokenizer_path and not any(Path(model.tokenizer_path).glob("tokenizer*")):
