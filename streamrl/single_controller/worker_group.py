@@ -5,7 +5,7 @@ A call is on its way as soon as it is made; `Call` waits for it.
     call = group.update_actor(batch)     # every rank has its share
     metrics = await call                 # or call.result() where no event loop runs
 
-What ends a wait: all ranks answered; one rank raised (the others get `GRACE` seconds, since they may hang in a
+What ends a wait: all ranks answered; one died; one raised (the others get `GRACE` seconds, since they may hang in a
 collective with it, or be the ones that died); the deadline passed.
 """
 
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from streamrl.single_controller.decorator import Dispatch, Execute, MeshDispatch, MethodSpec, registered_methods
-from streamrl.single_controller.errors import WorkerFailed, WorkerGroupError, WorkerTimeout
+from streamrl.single_controller.errors import WorkerDied, WorkerFailed, WorkerGroupError, WorkerTimeout
 from streamrl.single_controller.mesh import Layout
 from streamrl.single_controller.plan import Plan, make_plan
 from streamrl.single_controller.ranks import ONLY, Ranks, Result
@@ -27,8 +27,8 @@ from streamrl.single_controller.ranks import ONLY, Ranks, Result
 log = logging.getLogger(__name__)
 
 GRACE = 2.0
-"""Seconds that the other ranks get after one has raised. When a rank is killed, its peers' collectives may break
-before the death itself is reported; within this time it is, so that the error names the rank that died."""
+"""Seconds that the other ranks get after one has raised, unless it died. When a rank is killed, its peers' collectives
+may break before the death itself is reported; within this time it is, so that the error names the rank that died."""
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that the workers of a role have for their `close`; then their processes are ended anyway."""
@@ -177,7 +177,7 @@ class Call:
             ranks = [waiting.pop(settled) for settled in done]
             failed = sorted(rank for rank in ranks if self._error(rank) is not None)
             if failed:
-                if waiting:
+                if waiting and not any(self._death(rank) for rank in failed):
                     _, missing = await asyncio.wait(waiting, timeout=GRACE)
                     ranks = [rank for settled, rank in waiting.items() if settled not in missing]
                     failed += sorted(rank for rank in ranks if self._error(rank) is not None)
@@ -187,9 +187,7 @@ class Call:
         """A death explains the other errors; else the rank that raised first does."""
         name, ranks = self._method, self._ranks
         for rank in failed:
-            error = self._error(rank)
-            assert error is not None
-            if death := ranks.death(rank, name, error):
+            if death := self._death(rank):
                 self._fail(death)
         rank = failed[0]
         error = self._error(rank)
@@ -204,6 +202,10 @@ class Call:
     def _fail(self, error: WorkerGroupError) -> NoReturn:
         self._ranks.failure = self._ranks.failure or error
         raise error
+
+    def _death(self, rank: int) -> WorkerDied | None:
+        error = self._error(rank)
+        return None if error is None else self._ranks.death(rank, self._method, error)
 
     def _error(self, rank: int) -> BaseException | None:
         """What the rank raised, if it is done."""
