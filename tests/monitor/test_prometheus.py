@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from streamrl.monitor import prometheus
 from streamrl.monitor.prometheus import Exporter, PortInUse
 from streamrl.monitor.prometheus_values import Values
 from transfer_queue.net.messages import PartitionStats, QueueStats, UnitStats
@@ -183,12 +187,21 @@ def test_a_port_in_use_is_an_error_that_names_port_and_remedy(exporter: Exporter
         Exporter(tmp_path, port=exporter.port)
 
 
-def test_a_client_that_opens_many_connections_does_not_hold_threads(exporter: Exporter, key: str) -> None:
-    idle = [http.client.HTTPConnection("127.0.0.1", exporter.port, timeout=5) for _ in range(20)]
-    for connection in idle:
-        connection.connect()
-    with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-        request(exporter, key)
+def test_a_hundred_idle_connections_hold_few_threads_and_not_for_long(
+    exporter: Exporter, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus._Handler, "timeout", 2.0)
+    before = threading.active_count()
+    idle = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(100)]
+    assert threading.active_count() <= before + prometheus.MAX_CONNECTIONS
+    deadline = time.monotonic() + 20.0
+    while True:
+        try:
+            assert request(exporter, key)[0] == 200
+            break
+        except (http.client.RemoteDisconnected, ConnectionError):  # closed at once: all places are taken
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     for connection in idle:
         connection.close()
 

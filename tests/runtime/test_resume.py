@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from streamrl.cli import train
+from streamrl.monitor.events import read_events
+from streamrl.monitor.summary import read_summary
 from streamrl.runtime.run_dir import status_of
 from tests.runtime.conftest import VIRTUAL
 from tests.runtime.jobs import Job, chaos_seed
@@ -54,6 +56,41 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_goes_on(job: Job) -
     job.finish()
     assert job.path == path
     job.check_accounts()
+
+
+@pytest.mark.chaos
+def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    job = Job(tmp_path, *VIRTUAL, "trainer.save_freq=1", steps=STEPS)
+    for _ in range(10):
+        process = job.start()
+        while process.poll() is None and not (job.path.exists() and list(job.path.glob("checkpoints/.*.draft"))):
+            time.sleep(0)
+        job.kill()
+        if list(job.path.glob("checkpoints/.*.draft")):
+            break
+    else:
+        raise AssertionError("no kill hit a checkpoint")
+    job.start()
+    job.finish()
+    job.check_accounts()
+
+
+@pytest.mark.chaos
+def test_a_run_killed_while_it_validates_asks_again(tmp_path: Path) -> None:
+    validating = ("trainer.test_freq=2", "actor_rollout_ref.rollout.sim.clock=real", "data.val_max_samples=32")
+    job = Job(tmp_path, *VIRTUAL, "trainer.save_freq=3", *validating, steps=6)
+
+    def validates() -> bool:
+        events = [event for event in read_events(job.path) if event.name == "validate"]
+        return bool(events) and events[-1].kind == "begin" and events[-1].fields["when"] == "during"
+
+    job.start()
+    job.wait_until(validates, "validation during the training")
+    job.kill()
+    job.start()
+    job.finish()
+    job.check_accounts()
+    assert read_summary(job.path).val_sampled_after is not None
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0])
