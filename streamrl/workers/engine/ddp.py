@@ -5,6 +5,7 @@ For models that fit a rank several times over: no parameter is ever gathered.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -24,7 +25,9 @@ class DDPEngine(TorchEngine):
         if not any(p.requires_grad for p in module.parameters()):
             self._ddp = None
             return module
-        self._ddp = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+        with warnings.catch_warnings():  # the argument's successor is younger than the oldest torch we allow
+            warnings.simplefilter("ignore", FutureWarning)
+            self._ddp = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
         return self._ddp
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:

@@ -36,6 +36,8 @@ def inject(lm: Any, settings: LoRASettings) -> None:
         inject_adapter_in_model(config, lm)
     except ValueError as error:
         raise ConfigError(f"model.target_modules={targets!r}: {error}") from error
+    if any(getattr(module, "fan_in_fan_out", None) for module in lm.modules()):
+        raise ConfigError(f"model type {lm.config.model_type} has transposed weights: no adapters for it")
     dtype = next(lm.parameters()).dtype
     for name, parameter in lm.named_parameters():
         if ADAPTER.fullmatch(name):

@@ -11,19 +11,19 @@ from streamrl.config.sections.actor import OptimConfig
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`warmup_steps` <= 0: none. `total_steps` None: constant only."""
+    """`warmup_steps` <= 0: `warmup_ratio` of all steps. `total_steps` None: constant, and without a ratio."""
 
     lr: float
     kind: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = -1
     total_steps: int | None = None
     min_lr_ratio: float = 0.0
+    warmup_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind == "cosine" and not self.total_steps:
-            raise ValueError(
-                "lr_scheduler_type=cosine needs the number of training steps (trainer.total_training_steps)"
-            )
+        if not self.total_steps and (self.kind == "cosine" or self.warmup_ratio):
+            what = "lr_scheduler_type=cosine" if self.kind == "cosine" else "lr_warmup_steps_ratio"
+            raise ValueError(f"{what} needs the number of training steps (trainer.total_training_steps)")
 
     @classmethod
     def of(cls, optim: OptimConfig, total_steps: int | None) -> Schedule:
@@ -32,7 +32,7 @@ class Schedule:
     def at(self, step: int) -> float:
         """Rate of training step `step`, counted from 0. Warm-up is linear and never 0: step 0 gets lr / warmup_steps.
         After it cosine falls from lr to lr * min_lr_ratio, reached at the last step."""
-        warmup = max(self.warmup_steps, 0)
+        warmup = self.warmup_steps if self.warmup_steps > 0 else int(self.warmup_ratio * (self.total_steps or 0))
         if step < warmup:
             return self.lr * (step + 1) / warmup
         if self.kind == "constant" or self.total_steps is None:

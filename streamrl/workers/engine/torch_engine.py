@@ -92,7 +92,7 @@ class TorchEngine(ABC):
         process_group.join(self._rank_info)
         self._joined = True
         if self.settings.sequence_parallel > 1:
-            self._sp_group = dist.new_subgroups(self.settings.sequence_parallel)[0]
+            self._sp_group = dist.new_subgroups(self.settings.sequence_parallel)[0]  # type: ignore[assignment]
         lm = loading.load_model(self.kind, self.settings).to(self.device)
         self._packed = loading.pack_attention(lm, self.settings)
         self.module = MODULES[self.kind](lm)
@@ -181,8 +181,8 @@ class TorchEngine(ABC):
     def _forward(self, laid: Padded | Packed, temperature: float, entropy_grad: bool = False) -> list[torch.Tensor]:
         """f[T] each, the whole of them on every rank that shares the rows."""
         if isinstance(laid, Padded):
-            batch = ModelInput(*(self._tensor(a) for a in (laid.input_ids, laid.positions, laid.targets)))
-            return list(self._run(batch, temperature, entropy_grad))
+            ids, positions, targets = (self._tensor(a) for a in (laid.input_ids, laid.positions, laid.targets))
+            return list(self._run(ModelInput(ids, positions, targets), temperature, entropy_grad))
         share = laid.input_ids.shape[1] // self.settings.sequence_parallel
         first = share * self._sp_rank
         mine = np.flatnonzero((laid.positions >= first) & (laid.positions < first + share))
@@ -205,8 +205,10 @@ class TorchEngine(ABC):
 
     def _cut(self, rows: Rows, micro: MicroBatching) -> list[list[int]]:
         """As many micro-batches on all ranks, at least one."""
-        here = len(micro.cut(rows.lengths, packed=self._packed))
-        count = max(int(self._reduce(np.array([here]), dist.ReduceOp.MAX)[0]), 1)
+        here = micro.cut(rows.lengths, packed=self._packed)
+        if self.dp_size == 1:  # nobody to wait for: rows of like length stay together
+            return here or [[]]
+        count = max(int(self._reduce(np.array([len(here)]), dist.ReduceOp.MAX)[0]), 1)
         return micro.spread(rows.lengths, count, packed=self._packed)
 
     def _drift(self, totals: dict[str, float]) -> float:

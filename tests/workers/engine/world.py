@@ -18,7 +18,8 @@ from typing import Any
 from streamrl.single_controller.worker import RankInfo
 
 RANKS = 4
-SECONDS = 60.0
+SECONDS = 110.0
+"""Of a call; the first of all waits for the imports."""
 
 
 class World:
