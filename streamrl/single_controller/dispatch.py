@@ -1,8 +1,8 @@
 """Splitting a batch of references over data-parallel ranks.
 
-Rows are split freely (a group may be spread over ranks): losses are normalised over the global mini-batch, and
-advantages were computed before. What has to be balanced is each mini-batch by itself, since all ranks take each
-optimizer step together.
+Sessions are split freely (a group may be spread over ranks): losses are normalised over the global mini-batch, and
+advantages were computed before. The rows of a session stay together, since they are one sequence to the loss. What
+has to be balanced is each mini-batch by itself, since all ranks take each optimizer step together.
 """
 
 from __future__ import annotations
@@ -43,12 +43,17 @@ def split_batch(batch: KVBatchMeta, parts: int) -> list[KVBatchMeta]:
 def balanced_rows(batch: KVBatchMeta, parts: int) -> list[list[int]]:
     """The rows of each share, ascending, by `split_batch`'s rule."""
     index = _mini_batches(batch)
+    sessions: dict[tuple[int, str, int], list[int]] = {}  # rows of each, by mini-batch, prompt and session
+    for row, key in enumerate(batch.keys):
+        name = split_row_key(key)
+        sessions.setdefault((index[row], name.uid, name.session), []).append(row)
     costs = [row_cost(_seq_len(key, tag)) for key, tag in zip(batch.keys, batch.tags, strict=True)]
     chosen: list[list[int]] = [[] for _ in range(parts)]
     for mini_batch in range(max(index, default=-1) + 1):
-        rows = [i for i, m in enumerate(index) if m == mini_batch]
-        for part, share in enumerate(balanced_partitions([costs[i] for i in rows], parts)):
-            chosen[part] += [rows[i] for i in share]
+        here = [rows for (number, _, _), rows in sessions.items() if number == mini_batch]
+        shares = balanced_partitions([sum(costs[row] for row in rows) for rows in here], parts)
+        for part, share in enumerate(shares):
+            chosen[part] += [row for i in share for row in here[i]]
     return [sorted(rows) for rows in chosen]
 
 

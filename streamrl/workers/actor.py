@@ -29,7 +29,6 @@ from streamrl.workers.preparation import (
     mask_metrics,
     mini_batch_rows,
     session_rewards,
-    sizes,
     token_advantages,
 )
 from streamrl.workers.row_store import RowStore
@@ -213,27 +212,30 @@ class ActorWorker(TrainingWorker):
 
     def _steps(self, rows: Rows, keys: list[str], batches: list[list[int]], info: dict[str, Any]) -> list[StepOutput]:
         """The optimizer steps. A mini-batch in which no token counts, on any rank, has none."""
+        from streamrl.workers.losses import loss_weights  # torch
+
         steps: list[StepOutput] = []
         for epoch in range(self.settings.actor.ppo_epochs):
             for indices in batches:
-                part, sums = self._corrected(rows.take(indices), [keys[i] for i in indices], info, epoch)
-                tokens, sequences = self.engine.all_sum(sizes(part, [list(range(len(part)))]))[0]
-                if tokens:
-                    step = self._step(part, float(tokens), float(sequences), info)
-                    steps.append(replace(step, sums=step.sums | sums))
+                here = [keys[i] for i in indices]
+                part, sums = self._corrected(rows.take(indices), here, info, epoch)
+                if (weights := loss_weights(part, here, self.settings.actor, self.engine.all_sum)) is None:
+                    continue
+                part.columns["loss_weights"] = weights
+                step = self._step(part, info)
+                steps.append(replace(step, sums=step.sums | sums))
         return steps
 
-    def _step(self, rows: Rows, tokens: float, sequences: float, info: dict[str, Any]) -> StepOutput:
-        """`tokens` and `sequences` count in the whole mini-batch, on all ranks."""
-        from streamrl.workers.losses import ActorLoss, MiniBatchSize  # torch
+    def _step(self, rows: Rows, info: dict[str, Any]) -> StepOutput:
+        from streamrl.workers.losses import ActorLoss  # torch
 
         settings = self.settings
         if settings.skip_zero_advantage and settings.only_advantages_have_gradient:
             rows = rows.take([i for i, values in enumerate(rows.columns["advantages"]) if values.any()])
-        loss = ActorLoss(settings.actor, MiniBatchSize(tokens, sequences), loss_mode=settings.loss_mode)
         return self.engine.train_batch(
-            rows, loss, lr=self._learning_rate(info), temperature=temperature_of(info), micro=settings.micro
-        )
+            rows, ActorLoss(settings.actor, settings.loss_mode), lr=self._learning_rate(info),
+            temperature=temperature_of(info), micro=settings.micro,
+        )  # fmt: skip
 
     def _corrected(
         self, rows: Rows, keys: list[str], info: dict[str, Any], epoch: int

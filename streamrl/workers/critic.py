@@ -9,7 +9,7 @@ from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
 from streamrl.workers.engine.base import StepOutput
 from streamrl.workers.engine.schedule import Schedule
-from streamrl.workers.preparation import mini_batch_rows, sizes
+from streamrl.workers.preparation import mini_batch_rows
 from streamrl.workers.row_store import RowStore
 from streamrl.workers.settings import CriticSettings
 from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker
@@ -46,20 +46,19 @@ class CriticWorker(TrainingWorker):
     @register(Dispatch.DP_COMPUTE)
     def update_critic(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """One optimizer step per mini-batch of `extra_info["mini_batch_size"]` prompts (and epoch)."""
-        from streamrl.workers.losses import MiniBatchSize, ValueLoss  # torch
+        from streamrl.workers.losses import ValueLoss, loss_weights  # torch
 
         watch, info, critic = Stopwatch(), batch.extra_info or {}, self.settings.critic
         rows, bytes_read = self._read(batch, "update_critic")
-        batches = mini_batch_rows(batch.keys, info)
-        size = self.engine.all_sum(sizes(rows, batches))
-        lr, steps = self._schedule.at(int(info.get("version", 0))), []
+        lr, steps, micro = self._schedule.at(int(info.get("version", 0))), [], self.settings.micro
         with self._profiled(info):
             for _ in range(critic.ppo_epochs or 1):
-                for indices, (tokens, sequences) in zip(batches, size, strict=True):
-                    if not tokens:
+                for indices in mini_batch_rows(batch.keys, info):
+                    part, keys = rows.take(indices), [batch.keys[i] for i in indices]
+                    if (weights := loss_weights(part, keys, critic, self.engine.all_sum)) is None:
                         continue
-                    loss = ValueLoss(critic, MiniBatchSize(float(tokens), float(sequences)))
-                    part, micro = rows.take(indices), self.settings.micro
+                    part.columns["loss_weights"] = weights
+                    loss = ValueLoss(critic)
                     steps.append(self.engine.train_batch(part, loss, lr=lr, temperature=1.0, micro=micro))
         return _step_metrics(steps, self.engine.dp_size) | {
             "critic/lr": Mean(lr),

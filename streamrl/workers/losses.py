@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from streamrl.algorithms.aggregation import aggregation_weights
@@ -11,31 +13,43 @@ from streamrl.algorithms.kl import k3, kl_estimator, log_ratio
 from streamrl.algorithms.policy_losses import PolicyInputs, PolicyLossSettings, policy_loss
 from streamrl.algorithms.value_loss import value_loss
 from streamrl.config.sections.actor import ActorConfig, CriticConfig
+from streamrl.workers.batch import Rows, unflatten
 from streamrl.workers.engine.base import TokenOutputs
+from streamrl.workers.preparation import counts, session_numbers
 
 Sums = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class MiniBatchSize:
-    """What counts in one mini-batch, over all ranks."""
+def loss_weights(
+    rows: Rows, keys: list[str], config: ActorConfig | CriticConfig, all_sum: Callable[[np.ndarray], np.ndarray]
+) -> list[np.ndarray] | None:
+    """What each token of this rank's part of a mini-batch counts, f32[R] per row; None if none counts on any rank.
 
-    tokens: float
-    """With loss mask 1."""
-    sequences: float
-    """Rows with at least one such token."""
+    Collective. A sequence, where the aggregation averages over sequences, is a session: all its rows together weigh as
+    much as the single row of another. Decided before the cut into micro-batches, so that it does not depend on it.
+    """
+    masks = rows.columns["loss_mask"]
+    tokens, sessions = all_sum(counts(keys, masks))
+    if not tokens:
+        return None
+    of_token = np.repeat(np.array(session_numbers(keys), np.int64), rows.responses)
+    weights = aggregation_weights(
+        torch.from_numpy(rows.flat("loss_mask")), torch.from_numpy(of_token), mode=config.loss_agg_mode,
+        tokens=float(tokens), sequences=float(sessions), scale=config.loss_scale_factor,
+    )  # fmt: skip
+    return unflatten(weights.numpy(), rows.responses)
 
 
 @dataclass(frozen=True, slots=True)
 class ActorLoss:
-    """L = pg_loss - entropy_coeff * entropy + kl_loss_coef * kl_loss, aggregated over the global mini-batch.
+    """L = pg_loss - entropy_coeff * entropy + kl_loss_coef * kl_loss, each summed with `loss_weights`.
 
-    Columns it needs: `loss_mask`, `advantages`, `old_log_probs`; where there are such, `rollout_is_weights` multiply
-    the policy loss, `selected` goes to losses that treat some tokens apart; with use_kl_loss `ref_log_prob`.
+    Columns it needs: `loss_mask`, `loss_weights`, `advantages`, `old_log_probs`; where there are
+    such, `rollout_is_weights` multiply the policy loss, `selected` goes to losses that treat some tokens apart; with
+    use_kl_loss `ref_log_prob`.
     """
 
     config: ActorConfig
-    size: MiniBatchSize
     loss_mode: str = ""
     """Empty: the configured one."""
 
@@ -47,7 +61,7 @@ class ActorLoss:
             ),
             policy_settings(config),
         )
-        weights = _weights(config, mask, out.row, self.size)
+        weights = columns["loss_weights"]
         per_token = policy.loss * columns["rollout_is_weights"] if "rollout_is_weights" in columns else policy.loss
         pg_loss, entropy = (per_token * weights).sum(), (out.entropy * weights).sum()
         loss = pg_loss - config.entropy_coeff * entropy
@@ -72,17 +86,16 @@ class ActorLoss:
 
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
-    """Clipped squared error against `returns`, aggregated over the global mini-batch. Columns: `loss_mask`, `values`
-    (as they were when the advantages were made), `returns`."""
+    """Clipped squared error against `returns`, summed with `loss_weights`. Columns: these, `loss_mask`, and `values` as
+    they were when the advantages were made."""
 
     config: CriticConfig
-    size: MiniBatchSize
 
     def __call__(self, out: TokenOutputs) -> tuple[torch.Tensor, Sums]:
         assert out.values is not None, "a critic's engine returns values"
         mask, returns = out.columns["loss_mask"], out.columns["returns"]
         found = value_loss(out.values, out.columns["values"], returns, cliprange_value=self.config.cliprange_value)
-        loss = (found.loss * _weights(self.config, mask, out.row, self.size)).sum()
+        loss = (found.loss * out.columns["loss_weights"]).sum()
         sums = {
             "vf_loss": loss,
             "vf_clipfrac": (found.clipped * mask).sum(),
@@ -103,15 +116,6 @@ def policy_settings(config: ActorConfig) -> PolicyLossSettings:
         clip_ratio_c=config.clip_ratio_c, clip_cov_ratio=loss.clip_cov_ratio, clip_cov_lb=loss.clip_cov_lb,
         clip_cov_ub=loss.clip_cov_ub, kl_cov_ratio=loss.kl_cov_ratio, ppo_kl_coef=loss.ppo_kl_coef,
         tau_pos=config.tau_pos, tau_neg=config.tau_neg,
-    )  # fmt: skip
-
-
-def _weights(
-    config: ActorConfig | CriticConfig, mask: torch.Tensor, row: torch.Tensor, size: MiniBatchSize
-) -> torch.Tensor:
-    return aggregation_weights(
-        mask, row, mode=config.loss_agg_mode, tokens=size.tokens, sequences=size.sequences,
-        scale=getattr(config, "loss_scale_factor", None),
     )  # fmt: skip
 
 

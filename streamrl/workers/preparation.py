@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from streamrl.algorithms.off_policy import age_mask, token_age
 from streamrl.single_controller.dispatch import MINI_BATCH, MINI_BATCHES
 from streamrl.single_controller.metrics import Mean, Metric, Peak
-from streamrl.workers.batch import Rows
+from transfer_queue.keys import split_row_key
 
 
 def loss_masks(
@@ -78,10 +78,18 @@ def mini_batch_rows(keys: list[str], info: Mapping[str, Any]) -> list[list[int]]
     return batches
 
 
-def sizes(rows: Rows, batches: Iterable[list[int]]) -> np.ndarray:
-    """f64[mini-batches, 2]: tokens with loss mask 1, and rows with at least one, on this rank."""
-    tokens = np.array([float(mask.sum()) for mask in rows.columns["loss_mask"]])
-    return np.array([[tokens[b].sum(), (tokens[b] > 0).sum()] for b in batches], np.float64).reshape(-1, 2)
+def session_numbers(keys: list[str]) -> list[int]:
+    """Per row the number of its session among those here, in order of first appearance."""
+    numbers: dict[tuple[str, int], int] = {}
+    parts = [split_row_key(key) for key in keys]
+    return [numbers.setdefault((part.uid, part.session), len(numbers)) for part in parts]
+
+
+def counts(keys: list[str], masks: list[np.ndarray]) -> np.ndarray:
+    """f64[2]: tokens with loss mask 1, and sessions with at least one, on this rank (a session is on one rank)."""
+    tokens = [float(mask.sum()) for mask in masks]
+    sessions = {number for number, count in zip(session_numbers(keys), tokens, strict=True) if count}
+    return np.array([sum(tokens), len(sessions)], np.float64)
 
 
 def mask_metrics(

@@ -13,7 +13,7 @@ from streamrl.single_controller.dispatch import MINI_BATCH, MINI_BATCHES
 from streamrl.workers.batch import MicroBatching, Rows, pad, unflatten
 from streamrl.workers.engine import EngineRegistry
 from streamrl.workers.engine.schedule import Schedule
-from streamrl.workers.preparation import loss_masks, mini_batch_rows, sizes, token_advantages
+from streamrl.workers.preparation import counts, loss_masks, mini_batch_rows, token_advantages
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
@@ -62,9 +62,8 @@ def test_a_rank_knows_the_mini_batches_in_which_it_has_no_rows() -> None:
     info = {MINI_BATCH: {"a": 2, "b": 0}, MINI_BATCHES: 3}
     batches = mini_batch_rows(["a", "b"], info)
     assert batches == [[1], [], [0]]
-    rows = Rows([], [], {"loss_mask": [np.array([1.0, 1.0]), np.array([0.0])]})
-    assert sizes(rows, batches).tolist() == [[0.0, 0.0], [0.0, 0.0], [2.0, 1.0]]
-    assert sizes(Rows([], [], {"loss_mask": []}), []).shape == (0, 2)
+    assert counts(["p0_0_0", "p0_1_0"], [np.array([1.0, 1.0]), np.array([0.0])]).tolist() == [2.0, 1.0]
+    assert counts([], []).tolist() == [0.0, 0.0]
 
 
 def test_learning_rate_warms_up_and_falls_to_its_floor() -> None:
