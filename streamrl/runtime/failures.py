@@ -38,8 +38,11 @@ def explained(error: Exception, directory: Path) -> Exception:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it says it came from, another process's included."""
-    while error is not None:
+    """The error and what it says it came from, another process's included. Each once: one that was raised again while
+    the error around it was handled is its own context."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = getattr(error, "cause", None) or error.__cause__ or error.__context__
 

@@ -52,3 +52,11 @@ def test_full_storage_of_the_queue_says_itself_where_it_is(tmp_path: Path) -> No
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     for error in (ValueError("no"), OSError(errno.EIO, "I/O error"), ConfigError("No space left on device")):
         assert explained(error, tmp_path) is error
+
+
+def test_an_error_taken_out_of_the_one_around_it_has_an_end(tmp_path: Path) -> None:
+    """As `raise error.cause from None` makes it."""
+    cause = ValueError("no")
+    around = OfAnotherProcess(cause)
+    cause.__context__ = around
+    assert explained(cause, tmp_path) is cause
