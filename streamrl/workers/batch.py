@@ -49,7 +49,7 @@ class MicroBatching:
     """How the rows of a rank are cut into micro-batches: by tokens, by rows, or both; neither: all rows are one."""
 
     max_tokens: int | None = None
-    """Of a micro-batch, padding counted. A longer row is alone."""
+    """Of a micro-batch on a rank, padding counted. A longer row is alone."""
     max_rows: int | None = None
 
     def __post_init__(self) -> None:

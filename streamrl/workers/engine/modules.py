@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from streamrl.workers.engine.attention import Packing
 
@@ -16,7 +17,7 @@ LINEAR_HEADS = {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", 
 soft cap, a logit scale) go through their own forward, which computes the logits of prompts and padding as well."""
 
 ENTROPY_CHUNK = 2048
-"""Tokens whose softmax is held at once when the entropy is only measured."""
+"""Tokens whose softmax is held at once for the entropy; with a gradient it is computed again in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,9 @@ class LanguageModel(nn.Module):
             logits = self.lm(**batch.options()).logits.flatten(0, 1)[batch.positions]
         logits = _exact(logits) / temperature
         log_probs = -F.cross_entropy(logits, batch.targets, reduction="none")
-        if entropy_grad:
-            return log_probs, entropy(logits)
+        if entropy_grad and torch.is_grad_enabled():
+            parts = [checkpoint(entropy, chunk, use_reentrant=False) for chunk in logits.split(ENTROPY_CHUNK)]
+            return log_probs, torch.cat(parts)  # type: ignore[arg-type]
         with torch.no_grad():
             return log_probs, torch.cat([entropy(chunk) for chunk in logits.detach().split(ENTROPY_CHUNK)])
 

@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -204,7 +205,9 @@ class TorchEngine(ABC):
         return pack(rows, self.settings.sequence_parallel) if self._packed else pad(rows)
 
     def _cut(self, rows: Rows, micro: MicroBatching) -> list[list[int]]:
-        """As many micro-batches on all ranks, at least one."""
+        """As many micro-batches on all ranks, at least one; ranks that share rows hold a part of each."""
+        if micro.max_tokens is not None:
+            micro = replace(micro, max_tokens=micro.max_tokens * self.settings.sequence_parallel)
         here = micro.cut(rows.lengths, packed=self._packed)
         if self.dp_size == 1:  # nobody to wait for: rows of like length stay together
             return here or [[]]

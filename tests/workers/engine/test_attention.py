@@ -38,7 +38,7 @@ def test_each_row_attends_to_itself_alone(lengths: list[int], kv: int, window: i
     packing = Packing.of(tuple(lengths), CPU)
     found, _ = packed_attention(torch.nn.Identity(), q, k, v, None, packing=packing, scaling=0.3, sliding_window=window)
     rows = zip(*(t[0].split(lengths, 1) for t in (q, k, v)), strict=True)
-    expected = torch.cat([alone(*row, window) for row in rows])[None]
+    expected = torch.cat([alone(a, b, c, window) for a, b, c in rows])[None]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     weights = torch.randn_like(expected)
     for a, b in zip(
@@ -58,10 +58,9 @@ def test_bunches_pad_less_than_a_third_and_only_for_attention() -> None:
 @pytest.mark.parametrize(("options", "name"), [({"softcap": 30.0}, "softcap"), ({"packing": None}, "rows")])
 def test_attention_that_cannot_be_packed_says_what_to_set(options: dict[str, Any], name: str) -> None:
     tensor = torch.zeros(1, 1, 2, 4)
+    chosen: dict[str, Any] = {"packing": Packing.of((2,), CPU)} | options
     with pytest.raises(ValueError, match=f"no {name}; set use_remove_padding=false"):
-        packed_attention(
-            torch.nn.Identity(), tensor, tensor, tensor, None, **{"packing": Packing.of((2,), CPU)} | options
-        )
+        packed_attention(torch.nn.Identity(), tensor, tensor, tensor, None, **chosen)
 
 
 def test_packed_and_padded_rows_point_at_the_same_tokens() -> None:

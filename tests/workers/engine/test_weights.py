@@ -43,7 +43,8 @@ def test_a_snapshot_answers_as_the_weights_did_when_it_was_taken(
 @pytest.mark.parametrize("backend", BOTH)
 def test_a_frozen_engine_is_its_own_reference_and_trains_nothing(models: dict[str, Path], backend: str) -> None:
     case = Case(backend=backend)
-    engine, rows = case.start(ONE, models, optim=None), make_rows(4)
+    offload = FSDPConfig(model_dtype="fp64", param_offload=True, optimizer_offload=True)
+    engine, rows = case.start(ONE, models, optim=None, fsdp=offload), make_rows(4)
     found = [engine.infer(rows, temperature=1.0, micro=case.micro, weights=w) for w in ("current", "reference")]
     for a, b in zip(found[0]["log_probs"], found[1]["log_probs"], strict=True):
         assert np.array_equal(a, b)
@@ -122,6 +123,17 @@ def test_adapters_train_beside_a_frozen_reference_and_are_merged_for_the_rollout
         logs = torch.log_softmax(plain(input_ids=torch.from_numpy(rows.input_ids[0])[None]).logits[0, :-1], -1)
     expected = logs.gather(1, torch.from_numpy(rows.input_ids[0])[1:, None])[-rows.responses[0] :, 0]
     np.testing.assert_allclose(one["current"][: rows.responses[0]], expected.numpy(), atol=1e-9)
+
+
+def test_a_critic_keeps_the_head_that_its_model_has(models: dict[str, Path], tmp_path: Path) -> None:
+    from transformers import AutoModelForTokenClassification
+
+    model = AutoModelForTokenClassification.from_pretrained(models["llama"], num_labels=1)
+    model.score.weight.data.fill_(0.25)
+    model.save_pretrained(tmp_path)
+    trainer = Trainer(ONE, Case(kind="value_model", model="scored"), models | {"scored": tmp_path})
+    assert (trainer.state()["score.weight"] == 0.25).all()
+    trainer.engine.close()
 
 
 def test_a_critic_with_adapters_trains_its_head(models: dict[str, Path]) -> None:

@@ -11,7 +11,6 @@ import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ class World:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._directory = tempfile.TemporaryDirectory()
-        self._pipes: list[Connection] = []
+        self._pipes: list[Any] = []
         self._processes = []
         self._calls = 0
         for _ in range(RANKS):
@@ -57,7 +56,7 @@ class World:
         self._directory.cleanup()
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Any) -> None:
     import torch
     import transformers  # noqa: F401 - while the others do, too
 
