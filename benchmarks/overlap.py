@@ -93,8 +93,8 @@ def speed(pairs: list[tuple[Summary, Summary]]) -> list[Bar]:
 
 
 def stress(seeds: range) -> list[Bar]:
-    """The bar is on the mean over the seeds: at a constant rate that high the accuracy of one policy goes up and down by
-    a few points from step to step, in `sync` too."""
+    """The bar is on the mean over the seeds: at a constant rate that high the accuracy goes up and down by a few points
+    from step to step, in `sync` too."""
     sync = [train(seed, *SYNC, *CONSTANT).val_sampled_after or 0.0 for seed in seeds]
     guarded = [train(seed, *CONSTANT, *THREE_OLD).val_sampled_after or 0.0 for seed in seeds]
     plain = [train(seed, *CONSTANT, *THREE_OLD, *PLAIN_CLIP).val_sampled_after or 0.0 for seed in seeds[:3]]
