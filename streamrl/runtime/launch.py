@@ -43,8 +43,9 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         error = explained(error, run.path)
         if isinstance(error, UserError):
             raise error from None
+        again = "; the same command resumes this run" if resumable(run.path) else ""
         console.print(
-            f"failed: {one_line(error)}\nsee {run.path}/trainer.log",
+            f"failed: {one_line(error)}\nsee {run.path}/trainer.log{again}",
             style="red",
             soft_wrap=True,
             markup=False,
@@ -56,6 +57,10 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         console.print(f"stopped; the same command {again}")
         return INTERRUPTED
     return 0
+
+
+class TrainerDied(RuntimeError):
+    """The process of the single controller ended without a word."""
 
 
 def one_line(error: BaseException) -> str:
@@ -82,7 +87,7 @@ def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:
 
 def _run_ray(config: StreamRLConfig, run: RunDirectory) -> Summary:
     import ray
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import RayActorError, RayTaskError
 
     from streamrl.runtime.task_runner import TaskRunner
 
@@ -96,6 +101,8 @@ def _run_ray(config: StreamRLConfig, run: RunDirectory) -> Summary:
             return ray.get(done)
     except RayTaskError as error:
         raise error.cause from None
+    except RayActorError:
+        raise TrainerDied("the trainer's process (TaskRunner) was killed, by somebody or for want of memory") from None
     finally:
         if file := config.ray_kwargs.timeline_json_file:
             ray.timeline(file)

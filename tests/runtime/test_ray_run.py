@@ -51,6 +51,25 @@ def test_the_run_goes_on_when_a_process_is_killed(tmp_path: Path, victim: str) -
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize(("title", "told"), [("TaskRunner", "the trainer's process"), ("RankActor", "rank")])
+def test_a_run_without_its_trainer_or_a_rank_ends_at_once_with_one_line_and_resumes(
+    tmp_path: Path, title: str, told: str
+) -> None:
+    job = Job(tmp_path, "trainer.save_freq=3", steps=10, seconds=SECONDS)
+    process = job.start()
+    job.wait_for_step(4)
+    children = job.processes()
+    os.kill(next(child.pid for child in children if title in child.name()), signal.SIGKILL)
+    assert process.wait(30) == 1, job.text
+    [line] = [line for line in job.text.splitlines() if line.startswith("failed: ")]
+    assert told in line
+    assert not survivors(children)
+    job.start()
+    job.finish()
+    job.check_accounts()
+
+
+@pytest.mark.chaos
 def test_the_whole_run_killed_and_started_again_trains_every_prompt_once_and_leaves_nothing_running(
     tmp_path: Path,
 ) -> None:
