@@ -7,21 +7,28 @@ learning   `separate_async` on each seed: accuracy before and after, seconds of 
 speed      `sync` and `separate_async` in turns on the same seeds: ratio of the training times, accuracy of both
 stress     lr 1e-3, constant: every token three versions old, against `sync` at the same rate; and the same without the
            safeguards, which shows that the test discriminates (it is reported, not a bar)
+waiting    what the trainer's process costs while nothing is ready: the tool takes 20 s, CPU seconds of 10 of them
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import mean, median
 
+import psutil
+
 from benchmarks.bars import Bar, report
+from streamrl.monitor.events import read_events
 from streamrl.monitor.summary import Summary, read_summary
 
-PARTS = ("learning", "speed", "stress")
+PARTS = ("learning", "speed", "stress", "waiting")
+SLOW_TOOL = ("actor_rollout_ref.rollout.tools.calculator.latency_mean=20", "trainer.val_before_train=false")
 SYNC = ("trainer.v1.trainer_mode=sync",)
 CONSTANT = ("actor_rollout_ref.actor.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr_scheduler_type=constant")
 THREE_OLD = (
@@ -37,14 +44,17 @@ PLAIN_CLIP = (
 )
 
 
+def job(runs: str, seed: int, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "streamrl.main", "experiment=calculator", f"trainer.seed={seed}",
+        f"trainer.runs_dir={runs}", "trainer.resume_mode=disable", *arguments,
+    ]  # fmt: skip
+
+
 def train(seed: int, *arguments: str) -> Summary:
     """One run of the job in a process of its own."""
     with tempfile.TemporaryDirectory() as runs:
-        command = [
-            sys.executable, "-m", "streamrl.main", "experiment=calculator", f"trainer.seed={seed}",
-            f"trainer.runs_dir={runs}", "trainer.resume_mode=disable", *arguments,
-        ]  # fmt: skip
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        subprocess.run(job(runs, seed, *arguments), check=True, stdout=sys.stderr)
         return read_summary(Path(runs) / "latest")
 
 
@@ -113,6 +123,33 @@ def stress(seeds: range) -> list[Bar]:
     ]
 
 
+def waiting() -> list[Bar]:
+    with tempfile.TemporaryDirectory() as runs:
+        process = subprocess.Popen(job(runs, 1, *SYNC, *SLOW_TOOL), stdout=sys.stderr)
+        try:
+            pid = _trainer_that_waits(Path(runs) / "latest", process)
+            trainer = psutil.Process(pid)
+            before, began = sum(trainer.cpu_times()[:2]), time.monotonic()
+            time.sleep(10.0)
+            share = (sum(trainer.cpu_times()[:2]) - before) / (time.monotonic() - began)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+    return [Bar("waiting: CPU of the trainer's process", share, "share", 0.05, "at most")]
+
+
+def _trainer_that_waits(run: Path, process: subprocess.Popen) -> int:
+    """Its pid, once it has issued its prompts and waits for the slow tool."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        events = list(read_events(run)) if run.exists() else []
+        if any(event.name == "run" and event.value == "training" for event in events):
+            time.sleep(4.0)
+            return next(int(e.fields["pid"]) for e in events if e.kind == "process" and e.process == "trainer")
+        time.sleep(0.2)
+    raise RuntimeError(f"{run}: the job did not begin to train within 120 s")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -128,6 +165,8 @@ def main() -> int:
         bars += speed([(train(seed, *SYNC), runs[seed]) for seed in seeds])
     if "stress" in parts:
         bars += stress(seeds)
+    if "waiting" in parts:
+        bars += waiting()
     return report(bars, options.json)
 
 
