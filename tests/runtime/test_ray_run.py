@@ -29,6 +29,19 @@ def survivors(processes: list[psutil.Process], seconds: float = 120.0) -> list[p
     return psutil.wait_procs(processes, timeout=seconds)[1]
 
 
+@pytest.mark.parametrize("seconds", [1.0, 4.0, 8.0])
+def test_ctrl_c_while_ray_and_the_parts_start_ends_it_and_leaves_no_process(tmp_path: Path, seconds: float) -> None:
+    job = Job(tmp_path, steps=100, seconds=SECONDS)
+    process = job.start()
+    while not job.takes_interrupts():
+        time.sleep(0.01)
+    time.sleep(seconds)
+    children = job.processes()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(90) == 130, job.text
+    assert not survivors(children)
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("victim", ["agent worker", "storage unit", "LLM server"])
 def test_the_run_goes_on_when_a_process_is_killed(tmp_path: Path, victim: str) -> None:
