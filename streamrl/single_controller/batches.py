@@ -1,4 +1,5 @@
-"""What a call can split by rank, as one thing: references (`KVBatchMeta`), or rows (`DataProto`, `TensorDict`).
+"""What a call can split by rank, as one thing: references (`KVBatchMeta`), rows (`DataProto`, `TensorDict`), or both
+(`HeldRows`).
 
 Nothing here imports torch: a value can only be a TensorDict if something else has.
 """
@@ -6,6 +7,7 @@ Nothing here imports torch: a value can only be a TensorDict if something else h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from streamrl.single_controller import dispatch
@@ -15,11 +17,29 @@ from transfer_queue.metadata import KVBatchMeta
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    Batch: TypeAlias = DataProto | KVBatchMeta | TensorDict
+    Batch: TypeAlias = "DataProto | KVBatchMeta | TensorDict | HeldRows"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows with references to them, one for one: split as references are, into shares that may differ in size, so that
+    no row is there twice."""
+
+    references: KVBatchMeta
+    rows: DataProto
+
+    def __len__(self) -> int:
+        return len(self.references)
 
 
 def is_batch(value: Any) -> TypeGuard[Batch]:
-    return isinstance(value, DataProto | KVBatchMeta) or is_tensordict(value)
+    return isinstance(value, DataProto | KVBatchMeta | HeldRows) or is_tensordict(value)
+
+
+def references_of(batch: Batch) -> KVBatchMeta | None:
+    if isinstance(batch, HeldRows):
+        return batch.references
+    return batch if isinstance(batch, KVBatchMeta) else None
 
 
 def is_tensordict(value: Any) -> TypeGuard[TensorDict]:
@@ -30,6 +50,9 @@ def cut(batch: Batch, rows: Sequence[Sequence[int]]) -> list[Batch]:
     """One batch per list of rows; a row may be in several."""
     if isinstance(batch, KVBatchMeta):
         return list(dispatch.shares_of(batch, rows))
+    if isinstance(batch, HeldRows):
+        shares = zip(dispatch.shares_of(batch.references, rows), rows, strict=True)
+        return [HeldRows(share, take(batch.rows, chosen)) for share, chosen in shares]
     return [take(batch, chosen) for chosen in rows]
 
 

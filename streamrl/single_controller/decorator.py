@@ -9,6 +9,7 @@
 | DP_COMPUTE_PROTO | each `DataProto`, `TensorDict`, `KVBatchMeta` split by rank, the rest the same | one batch; metrics merged; else list |
 | DP_COMPUTE_PROTO_WITH_FUNC | the same, after a function, by its name | the same |
 | `make_nd_compute_dataproto_dispatch_fn(mesh)` | as DP_COMPUTE_PROTO, but split by data-parallel rank in `mesh` | the same, of the ranks that collect |
+| `MeshDispatch(mesh, references)` | the same, and a `DataProto` is split as the references made from it: `HeldRows` | the same |
 
 Rows of one call are split once: all arguments with rows must have the same number, and each rank gets the same rows of
 each. `DataProto` and `TensorDict` are cut in consecutive shares of one size (rows are repeated where it does not divide,
@@ -28,7 +29,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from streamrl.single_controller.data_proto import DataProto
+    from transfer_queue.metadata import KVBatchMeta
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +54,8 @@ class MeshDispatch:
     """Split by the data-parallel ranks of a mesh, which the ranks know and the group asks for at the first call."""
 
     mesh: str
+    references: Callable[[DataProto], KVBatchMeta] | None = None
+    """What a row is and costs, for methods that take references and may be given the rows themselves."""
 
 
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> MeshDispatch:

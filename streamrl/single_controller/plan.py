@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamrl.single_controller.batches import cut, is_batch, join, take
-from streamrl.single_controller.decorator import Dispatch, Execute, MethodSpec
+from streamrl.single_controller.batches import HeldRows, cut, is_batch, join, references_of, take
+from streamrl.single_controller.data_proto import DataProto
+from streamrl.single_controller.decorator import Dispatch, Execute, MeshDispatch, MethodSpec
 from streamrl.single_controller.dispatch import balanced_rows, split_batch
 from streamrl.single_controller.functions import NamedFunction
 from streamrl.single_controller.mesh import Layout
@@ -47,6 +48,9 @@ def make_plan(spec: MethodSpec, layout: Layout, args: tuple, kwargs: dict[str, A
         if not args:
             raise TypeError(f"{spec.name}: the first argument is a function, by name")
         args = (NamedFunction.of(args[0]), *args[1:])
+    if isinstance(mode, MeshDispatch) and mode.references is not None:
+        args = tuple(_held(mode, value) for value in args)
+        kwargs = {name: _held(mode, value) for name, value in kwargs.items()}
     return _by_rows(spec.name, layout, args, kwargs)
 
 
@@ -81,7 +85,7 @@ class RowShares:
         if len(sizes) > 1:
             raise ValueError(f"{method}: batches of {sorted(sizes)} rows in one call; they are split by the same rows")
         size = sizes.pop() if sizes else 0
-        references = next((batch for batch in batches if isinstance(batch, KVBatchMeta)), None)
+        references = next((found for batch in batches if (found := references_of(batch)) is not None), None)
         if references is not None:
             return cls(balanced_rows(references, parts), size)
         each = -(-size // parts)
@@ -117,6 +121,10 @@ def _shares(args: tuple, kwargs: dict[str, Any], parts: int, split: Callable[[An
         (tuple(values[part] for values in by_place), {name: values[part] for name, values in by_name.items()})
         for part in range(parts)
     ]
+
+
+def _held(mode: MeshDispatch, value: Any) -> Any:
+    return HeldRows(mode.references(value), value) if mode.references and isinstance(value, DataProto) else value
 
 
 def _split_references(value: Any, parts: int) -> list[Any]:

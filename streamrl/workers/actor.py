@@ -15,7 +15,7 @@ import numpy as np
 
 from streamrl.algorithms.advantages import estimator, moments, whitened
 from streamrl.recording.record import RecordWriter
-from streamrl.single_controller.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
 from streamrl.weight_sync import WeightInfo, WeightStore
@@ -23,6 +23,7 @@ from streamrl.workers.batch import MicroBatching, Rows
 from streamrl.workers.engine.base import Engine, StepOutput, Weights
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.engine.schedule import Schedule
+from streamrl.workers.held_rows import rows_or_references
 from streamrl.workers.preparation import (
     flat_mean,
     loss_masks,
@@ -36,7 +37,7 @@ from streamrl.workers.settings import ActorSettings
 from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker, temperature_of
 from transfer_queue.metadata import KVBatchMeta
 
-BY_ROWS = make_nd_compute_dataproto_dispatch_fn("actor")
+by_rows = rows_or_references("actor")
 
 
 class ActorWorker(TrainingWorker):
@@ -68,7 +69,7 @@ class ActorWorker(TrainingWorker):
 
     # --- log-probs ------------------------------------------------------------------------------------------------
 
-    @register(BY_ROWS)
+    @by_rows
     def compute_log_prob(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """Write `old_log_probs` and `entropy` f32[R] of the current weights, cut to the response here."""
         info = batch.extra_info or {}
@@ -79,7 +80,7 @@ class ActorWorker(TrainingWorker):
             {"log_probs": "old_log_probs", "entropy": "entropy"}, tags=tags, weights=weights,
         )  # fmt: skip
 
-    @register(BY_ROWS)
+    @by_rows
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """Write `ref_log_prob` f32[R] of the reference: the frozen copy, or the actor without its adapters."""
         if self._reference is None and self.settings.model.lora_rank == 0:
@@ -111,7 +112,7 @@ class ActorWorker(TrainingWorker):
 
     # --- rewards and advantages -----------------------------------------------------------------------------------
 
-    @register(BY_ROWS)
+    @by_rows
     def compute_rewards(self, batch: KVBatchMeta) -> dict[str, Any]:
         """Write `token_level_rewards` f32[R], the score on the last sampled token less kl_coef times the KL of each.
 
@@ -132,7 +133,7 @@ class ActorWorker(TrainingWorker):
         taken = [float(s.sum() - r.sum()) for s, r in zip(scores, rewards, strict=True)]
         return {"penalty": dict(zip(batch.keys, taken, strict=True)), "kl": float(kl), "rows": float(counting)}
 
-    @register(BY_ROWS)
+    @by_rows
     def compute_advantage(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """Write `advantages`, `returns` and `loss_mask` f32[R], for estimators that work on tokens or are whitened
         over the loss tokens of the whole batch."""
@@ -163,7 +164,7 @@ class ActorWorker(TrainingWorker):
 
     # --- training -------------------------------------------------------------------------------------------------
 
-    @register(BY_ROWS)
+    @by_rows
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """One optimizer step per mini-batch of `extra_info["mini_batch_size"]` prompts (and epoch)."""
         watch, info = Stopwatch(), batch.extra_info or {}

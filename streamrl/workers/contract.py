@@ -13,6 +13,7 @@
 | scores | {key: outcome score of the row's session} | compute_rewards, compute_advantage |
 | kl_coef | weight of the KL penalty in the reward | compute_rewards |
 | advantages | {key: scalar}, by estimators that work on sessions | compute_advantage, update_actor |
+| reward_columns | the column token_level_rewards is there, in place of scores: read it | compute_advantage |
 | advantage_columns | the columns advantages, returns and loss_mask are there: read them | update_actor, update_critic |
 | snapshot | old log-probs of the weights that `snapshot` kept, not of the current ones | compute_log_prob |
 
@@ -61,7 +62,7 @@ class Reads:
             case "compute_rewards":
                 return ["response_mask", "ref_log_prob", self.old]
             case "compute_advantage":
-                rewards = ["token_level_rewards"] if self.kl_in_reward else []
+                rewards = ["token_level_rewards"] if self.kl_in_reward or info.get("reward_columns") else []
                 return ["response_mask", *rewards, *(["values"] if self.values else []), *aged]
             case "update_critic":
                 return ["input_ids", "loss_mask", "values", "returns"]

@@ -9,11 +9,14 @@ from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
 from streamrl.workers.engine.base import StepOutput
 from streamrl.workers.engine.schedule import Schedule
+from streamrl.workers.held_rows import rows_or_references
 from streamrl.workers.preparation import mini_batch_rows
 from streamrl.workers.row_store import RowStore
 from streamrl.workers.settings import CriticSettings
 from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker
 from transfer_queue.metadata import KVBatchMeta
+
+by_rows = rows_or_references("critic")
 
 
 class CriticWorker(TrainingWorker):
@@ -31,7 +34,7 @@ class CriticWorker(TrainingWorker):
         """Load the model and connect to the queue. Facts about the model."""
         return self._start("value_model", self.settings.critic.strategy, self.settings.engine)
 
-    @register(Dispatch.DP_COMPUTE)
+    @by_rows
     def compute_values(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """Write `values` f32[R] of the current weights."""
         watch = Stopwatch()
@@ -43,7 +46,7 @@ class CriticWorker(TrainingWorker):
             "timing_s/values": Peak(watch.total),
         }
 
-    @register(Dispatch.DP_COMPUTE)
+    @by_rows
     def update_critic(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """One optimizer step per mini-batch of `extra_info["mini_batch_size"]` prompts (and epoch)."""
         from streamrl.workers.losses import ValueLoss, loss_weights  # torch

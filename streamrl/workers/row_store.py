@@ -24,6 +24,21 @@ class RowStore(Protocol):
     def close(self) -> Any: ...
 
 
+class NoRows:
+    """Implements RowStore for workers that are only given rows (`held_rows`)."""
+
+    def get(self, partition: str, keys: list[str], fields: list[str] | None = None) -> Mapping[str, Any]:
+        raise RuntimeError("this worker has no queue to read references from; give it a DataProto")
+
+    def put(
+        self, partition: str, keys: list[str], columns: Mapping[str, Any], *,
+        tags: list[dict[str, Any]] | None = None, token: Any = None,
+    ) -> Any:  # fmt: skip
+        raise RuntimeError("this worker has no queue to write to; give it a DataProto")
+
+    def close(self) -> None: ...
+
+
 class LoopStore:
     """An async `QueueClient` of another thread's event loop, for a rank in this process (`runtime=local`).
 

@@ -86,6 +86,15 @@ class TrainingWorker(Worker):
         self._rows().put(partition_of(batch), batch.keys, columns, tags=tags, token=batch.token)
         return sum(values.nbytes for column in columns.values() for values in column)
 
+    @contextmanager
+    def rows_from(self, store: RowStore) -> Iterator[None]:
+        """Rows come from `store` and columns go there, instead of the queue."""
+        kept, self._store = self._store, store
+        try:
+            yield
+        finally:
+            self._store = kept
+
     def _rows(self) -> RowStore:
         if self._store is None:
             raise RuntimeError(f"the {self.role} is not connected to the queue yet: call init_model() first")
