@@ -74,6 +74,7 @@ def test_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     assert all(a >= b for a, b in itertools.pairwise(rates[4:]))
     assert rates[23] == rates[29] == pytest.approx(0.1)
     assert Schedule(2.0).at(1000) == 2.0
+    assert [Schedule(1.0, total_steps=40, warmup_ratio=0.1).at(step) for step in (0, 3, 9)] == [0.25, 1.0, 1.0]
     with pytest.raises(ValueError, match="total_training_steps"):
         Schedule(1.0, "cosine")
 

@@ -9,7 +9,10 @@ a keyword argument through the model's forward, hence also when a checkpointed l
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -94,8 +97,9 @@ def packed_attention(
         )
     if packing.group is not None:
         query, key, value = (heads_to_tokens(t, packing.group) for t in (query, key, value))
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout:
-        out = _flash(query[0], key[0], value[0], packing, scaling, sliding_window)
+    varlen = _varlen() if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout else None
+    if varlen is not None:
+        out = _flash(varlen, query[0], key[0], value[0], packing, scaling, sliding_window)
     else:
         parts = [
             _bunch_attention(query[0], key[0], value[0], bunch, dropout, scaling, sliding_window)
@@ -133,19 +137,28 @@ def _rows(tensor: torch.Tensor, bunch: Bunch) -> torch.Tensor:
     return part.unflatten(1, (bunch.rows, bunch.width)).transpose(0, 1)
 
 
-def _flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scaling: float | None,
-    window: int | None,
-) -> torch.Tensor:  # fmt: skip
-    """f[H, N, D] each -> f[N, H, D], by torch's own flash kernel for rows of any length."""
-    from torch.nn.attention.varlen import varlen_attn
+@cache
+def _varlen() -> Callable[..., torch.Tensor] | None:
+    """torch's own flash kernel for rows of any length; None where it is missing or has no windows and grouped heads."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    takes = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= takes.keys() else None  # type: ignore[return-value]
 
+
+def _flash(
+    kernel: Callable[..., torch.Tensor], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    packing: Packing, scaling: float | None, window: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """f[H, N, D] each -> f[N, H, D]."""
     longest = max(packing.lengths)
     q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))
-    return varlen_attn(
+    return kernel(
         q, k, v, packing.offsets, packing.offsets, longest, longest, scale=scaling,
         window_size=(-1 if window is None else window - 1, 0), enable_gqa=q.shape[1] != k.shape[1],
-    )  # pyright: ignore[reportReturnType]  # fmt: skip
+    )  # fmt: skip
 
 
 def register() -> None:

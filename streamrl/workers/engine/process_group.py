@@ -13,11 +13,13 @@ from streamrl.single_controller.worker import RankInfo
 
 _lock = threading.Lock()
 _users = 0
+_ours = False
+"""Whether the group was made here: one that another library made (an inference engine in this process) is left alone."""
 
 
 def join(rank: RankInfo) -> None:
     """Idempotent per process: several engines of a world of one share its group. `leave` once per `join`."""
-    global _users
+    global _users, _ours
     with _lock:
         if dist.is_initialized() and dist.get_world_size() != rank.world_size:
             raise RuntimeError(
@@ -31,15 +33,17 @@ def join(rank: RankInfo) -> None:
                 "cpu:gloo,cuda:nccl" if rank.device == "cuda" else "gloo",
                 store=_store(rank), rank=rank.rank, world_size=rank.world_size, timeout=timedelta(seconds=rank.timeout),
             )  # fmt: skip
+            _ours = True
         _users += 1
 
 
 def leave() -> None:
     """The last user ends the group."""
-    global _users
+    global _users, _ours
     with _lock:
         _users -= 1
-        if _users == 0 and dist.is_initialized():
+        if _users == 0 and _ours and dist.is_initialized():
+            _ours = False
             dist.destroy_process_group()
 
 

@@ -27,11 +27,12 @@ from streamrl.workers.batch import MicroBatching, Packed, Padded, Rows, pack, pa
 from streamrl.workers.engine import checkpoint, loading, lora, process_group
 from streamrl.workers.engine.attention import Packing
 from streamrl.workers.engine.base import LossFunction, StepOutput, TokenOutputs, Weights
-from streamrl.workers.engine.gather import full_parameters, local
+from streamrl.workers.engine.gather import full_parameters
 from streamrl.workers.engine.modules import LanguageModel, ModelInput, ValueModel
 from streamrl.workers.engine.offload import OptimizerOffload
 from streamrl.workers.engine.sequence_parallel import whole
 from streamrl.workers.engine.settings import EngineSettings
+from streamrl.workers.engine.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class TorchEngine(ABC):
         self.device = torch.device(rank.device, rank.local_rank) if rank.device == "cuda" else torch.device("cpu")
         self.optimizer: torch.optim.Optimizer | None = None
         self._sp_group: dist.ProcessGroup | None = None
-        self._snapshot: list[torch.Tensor] | None = None
+        self._snapshot: Snapshot | None = None
         self._joined = False
 
     # --- of the subclass ------------------------------------------------------------------------------------------
@@ -259,7 +260,7 @@ class TorchEngine(ABC):
     # --- weights --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> None:
-        self._snapshot = [local(p).cpu().clone() for p in self._trained()]
+        self._snapshot = Snapshot(self._trained())
 
     @contextmanager
     def _using(self, weights: Weights) -> Iterator[None]:
@@ -269,26 +270,14 @@ class TorchEngine(ABC):
             with lora.disabled(self.module):
                 yield
         elif weights == "snapshot" and self._snapshot is not None:
-            self._exchange()
-            try:
+            with self._snapshot.restored():
                 yield
-            finally:
-                self._exchange()
         else:
             raise ValueError(
                 f"infer(weights={weights!r}): "
                 + ("there is no snapshot yet; call snapshot() first" if weights == "snapshot" else
                    "an engine that trains all its weights has no others; give the reference an engine of its own")
             )  # fmt: skip
-
-    def _exchange(self) -> None:
-        """The snapshot and the current weights change places."""
-        assert self._snapshot is not None
-        with torch.no_grad():
-            for kept, parameter in zip(self._snapshot, self._trained(), strict=True):
-                held = local(parameter).cpu().clone()
-                local(parameter).copy_(kept)
-                kept.copy_(held)
 
     def full_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         named = full_parameters(self.module.lm.named_parameters(), self.world_size)

@@ -105,7 +105,7 @@ def test_adapters_train_beside_a_frozen_reference_and_are_merged_for_the_rollout
     import torch
     from transformers import AutoModelForCausalLM
 
-    case = Case(backend=backend, model=model, lora=LORA)
+    case = Case(backend=backend, model=model, lora=LORA, checkpointing=model == "llama")
     one = world.run(1, train_adapters, (case, models, ""))[0]
     two = world.run(2, train_adapters, (case.with_(ranks=2), models, ""))
     np.testing.assert_allclose(two[0]["curve"], one["curve"], rtol=0, atol=1e-9)
