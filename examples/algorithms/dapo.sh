@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # DAPO: GRPO without a KL penalty, with an asymmetric clip, a token mean, dynamic sampling (groups whose samples all
 # scored the same are replaced by others while generation goes on) and a soft punishment of overlong answers.
+# Short here: once nearly all answers are right, nearly all groups are filtered out, and a step waits for the few others.
 # https://arxiv.org/abs/2503.14476
 exec streamrl train experiment=calculator \
     algorithm.adv_estimator=grpo \
@@ -11,4 +12,5 @@ exec streamrl train experiment=calculator \
     actor_rollout_ref.actor.loss_agg_mode=token-mean \
     reward.overlong_buffer.enable=true \
     reward.overlong_buffer.len=16 \
+    trainer.total_training_steps=20 \
     trainer.experiment_name=dapo "$@"
