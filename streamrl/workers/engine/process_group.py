@@ -14,7 +14,7 @@ from streamrl.single_controller.worker import RankInfo
 _lock = threading.Lock()
 _users = 0
 _ours = False
-"""Whether the group was made here: one that another library made (an inference engine in this process) is left alone."""
+"""Whether the group was made here; one of another library in this process (an inference engine) is left alone."""
 
 
 def join(rank: RankInfo) -> None:
