@@ -10,11 +10,12 @@ PYTEST_ARGS ?=
 # Every torch process runs one thread: two beside a busy process are a hundred times slower on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv demo test lint clean
+.PHONY: help venv demo test slow lint clean
 
 help:
 	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
 	@echo "make test    the test suite (PYTEST_ARGS='tests/config -k ...' narrows it)"
+	@echo "make slow    the tests that take longer: whole jobs under Ray, kills"
 	@echo "make lint    ruff, types, import direction"
 	@echo "make venv    only the environment, in .venv"
 	@echo "make clean   removes .venv and caches; keeps runs/"
@@ -23,7 +24,10 @@ demo: venv
 	$(BIN)/streamrl train experiment=calculator $(ARGS)
 
 test: venv
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+slow: venv
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 lint: venv
 	$(BIN)/ruff check .
