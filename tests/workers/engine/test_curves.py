@@ -13,6 +13,8 @@ from streamrl.workers.batch import MicroBatching
 from tests.workers.engine.cases import Case, Reference, train
 from tests.workers.engine.world import World
 
+pytestmark = pytest.mark.timeout(240)  # the first test waits for the ranks' imports
+
 BOTH = ("fsdp2", "ddp")
 EXACT = FSDPConfig(model_dtype="fp64")
 OFFLOADED = FSDPConfig(model_dtype="fp64", param_offload=True, optimizer_offload=True)

@@ -24,6 +24,8 @@ from tests.workers.engine.scenarios import (
 )
 from tests.workers.engine.world import World
 
+pytestmark = pytest.mark.timeout(240)  # the first test waits for the ranks' imports
+
 BOTH = ("fsdp2", "ddp")
 LORA = LoRASettings(rank=4, alpha=8)
 ONE = RankInfo()

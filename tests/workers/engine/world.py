@@ -21,9 +21,14 @@ SECONDS = 110.0
 """Of a call; the first of all waits for the imports."""
 
 
+IMPORTED = ["torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "streamrl.workers.engine.fsdp2"]
+"""Once, in the process that the ranks are forked from: it is most of what their start costs."""
+
+
 class World:
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         self._directory = tempfile.TemporaryDirectory()
         self._pipes: list[Any] = []
         self._processes = []
@@ -58,11 +63,7 @@ class World:
 
 def serve(pipe: Any) -> None:
     import torch
-    import transformers  # noqa: F401 - while the others do, too
 
-    from streamrl.workers.engine import EngineRegistry
-
-    EngineRegistry.get("language_model", "fsdp2")
     torch.set_num_threads(1)
     while True:
         rank, function, argument = pipe.recv()
