@@ -259,16 +259,19 @@ class DataProto:
 
     def union(self, other: DataProto) -> DataProto:
         """Take in the other's fields and values, in place. Raises ValueError where both have one and they differ, or
-        if the rows are not as many."""
+        if the rows are not as many. Of `metrics`, the other's are the newer ones."""
         if self.fields() and other.fields() and len(self) != len(other):
             raise ValueError(f"union: {len(self)} and {len(other)} rows")
+        taken = dict(other.meta_info)
+        if isinstance(mine := self.meta_info.get(METRICS), dict) and isinstance(taken.get(METRICS), dict):
+            taken[METRICS] = mine | taken[METRICS]
         kinds = (
             (
                 dict(self.batch.items()) if self.batch is not None else {},
                 other.batch if other.batch is not None else {},
             ),
             (self.non_tensor_batch, other.non_tensor_batch),
-            (self.meta_info, other.meta_info),
+            ({name: value for name, value in self.meta_info.items() if name != METRICS}, taken),
         )
         for mine, theirs in kinds:
             if differ := [name for name in theirs.keys() if name in mine and not same(mine[name], theirs[name])]:  # noqa: SIM118
@@ -278,7 +281,7 @@ class DataProto:
         elif other.batch is not None:
             self.batch.update(other.batch)
         self.non_tensor_batch.update(other.non_tensor_batch)
-        self.meta_info.update(other.meta_info)
+        self.meta_info.update(taken)
         return self
 
     def to(self, device: str | torch.device) -> DataProto:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from agent_loop.rows import RAGGED_FIELDS
 from streamrl.single_controller.batches import HeldRows
 from streamrl.single_controller.data_proto import METRICS, DataProto
 from streamrl.single_controller.decorator import MeshDispatch, register
@@ -39,10 +40,13 @@ from transfer_queue.metadata import KVBatchMeta
 if TYPE_CHECKING:
     import torch
 
+    from agent_loop.trajectory import Trajectory
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 PARTITION = "held"
 SCORES = ("token_level_scores", "rm_scores")
+OF_TRAJECTORIES = ("response_mask", "rollout_log_probs", "weight_versions")
 INSTEAD = {"loss_mask": "response_mask"}
 """A column, and the one that stands for it where it is absent."""
 
@@ -178,6 +182,34 @@ class HeldStore:
         nothing = dict(zip(self._all, (np.zeros(count, np.float32) for count in self._spans.responses), strict=True))
         columns = {name: self._spans.padded([*(nothing | self._written.get(name, {})).values()]) for name in names}
         return DataProto.from_dict(columns, meta_info={METRICS: measured})
+
+
+def padded_trajectories(
+    trajectories: Sequence[Trajectory], prompt_length: int, response_length: int
+) -> dict[str, torch.Tensor]:
+    """As tensors: prompts [B, P], padded on the left; responses, response_mask, rollout_log_probs, weight_versions
+    [B, R], padded on the right; input_ids, attention_mask, position_ids [B, P+R]. Raises ValueError for a row that is
+    longer."""
+    import torch
+
+    size, width = len(trajectories), prompt_length + response_length
+    ids, mask = (np.zeros((size, width), np.int64) for _ in range(2))
+    columns = {name: np.zeros((size, response_length), RAGGED_FIELDS[name]) for name in OF_TRAJECTORIES}
+    for i, trajectory in enumerate(trajectories):
+        p, r = len(trajectory.prompt_ids), len(trajectory.response_ids)
+        if p > prompt_length or r > response_length:
+            raise ValueError(
+                f"row {i} has {p} prompt and {r} response tokens; there is room for {prompt_length} and "
+                f"{response_length}"
+            )
+        span = slice(prompt_length - p, prompt_length + r)
+        ids[i, span], mask[i, span] = trajectory.prompt_ids + trajectory.response_ids, 1
+        for name, column in columns.items():
+            column[i, :r] = getattr(trajectory, name)
+    found = {"input_ids": ids, "attention_mask": mask, "position_ids": np.maximum(mask.cumsum(1) - 1, 0), **columns}
+    tensors = {name: torch.from_numpy(values) for name, values in found.items()}
+    whole = tensors["input_ids"]
+    return {"prompts": whole[:, :prompt_length], "responses": whole[:, prompt_length:], **tensors}
 
 
 def _keys(data: DataProto) -> list[str]:

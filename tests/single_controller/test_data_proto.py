@@ -214,6 +214,13 @@ def test_rename_is_in_place() -> None:
         proto.rename("nope", "a")
 
 
+def test_union_keeps_the_metrics_of_both_the_newer_ones_first() -> None:
+    whole = DataProto.from_dict(meta_info={"metrics": {"loss": 1.0, "lr": 0.1}})
+    found = DataProto.from_dict(meta_info={"metrics": {"loss": 2.0}})
+    assert whole.union(found).meta_info == {"metrics": {"loss": 2.0, "lr": 0.1}}
+    assert found.meta_info == {"metrics": {"loss": 2.0}}
+
+
 def test_union_adds_what_is_new_and_refuses_what_differs() -> None:
     proto = data(2)
     proto.union(DataProto.from_dict({"values": torch.ones(2)}, {"uid": ["u0", "u1"]}, {"step": 3}))
