@@ -188,6 +188,23 @@ def _model(config: StreamRLConfig) -> Iterator[str]:
         yield from _context(config)
 
 
+def _teacher(config: StreamRLConfig) -> Iterator[str]:
+    distillation, key = config.distillation, "distillation.teacher_model.path"
+    if not distillation.enabled:
+        return
+    path = distillation.teacher_model.path
+    if path is None or not Path(path, "config.json").is_file():
+        yield f"{key}={path or 'null'}: distillation.enabled=true needs the directory of a model (config.json)"
+        return
+    try:
+        sizes = [json.loads(Path(p, "config.json").read_text()).get("vocab_size")
+                 for p in (path, config.actor_rollout_ref.model.path)]  # fmt: skip
+    except (OSError, ValueError, AttributeError):
+        return  # the policy's model is reported elsewhere
+    if None not in sizes and sizes[0] != sizes[1]:
+        yield f"{key}: the teacher's vocabulary has {sizes[0]} tokens, the policy's {sizes[1]}; they must be the same"
+
+
 def _context(config: StreamRLConfig) -> Iterator[str]:
     """Prompt and response must fit the positions that the model knows."""
     asked, path = (
@@ -279,7 +296,8 @@ def _directories(config: StreamRLConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
-    _batches, _algorithm, _actor, _correction, _lengths, _placement, _datasets, _model, _code, _names, _directories,
+    _batches, _algorithm, _actor, _correction, _lengths, _placement, _datasets, _model, _teacher, _code, _names,
+    _directories,
 )  # fmt: skip
 
 

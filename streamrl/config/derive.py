@@ -11,7 +11,7 @@ from streamrl.config import data_files
 from streamrl.config.paths import find, split_file_object
 from streamrl.config.root import ActorRolloutRefConfig, StreamRLConfig
 from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
-from streamrl.config.sections.algorithm import AlgorithmConfig, RewardConfig
+from streamrl.config.sections.algorithm import AlgorithmConfig, DistillationConfig, RewardConfig
 from streamrl.config.sections.data import DataConfig
 from streamrl.config.sections.rollout import RolloutConfig
 from streamrl.config.sections.services import TransferQueueConfig
@@ -42,6 +42,7 @@ def derive(config: StreamRLConfig) -> StreamRLConfig:
         critic=_critic(config.critic, config),
         algorithm=_algorithm(config.algorithm, config.trainer),
         reward=_reward(config.reward),
+        distillation=_distillation(config.distillation, parts.actor),
         trainer=_trainer(config.trainer),
         transfer_queue=_queue(config.transfer_queue),
     )
@@ -116,6 +117,18 @@ def _algorithm(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> AlgorithmC
         algorithm,
         adv_estimator=_code(algorithm.adv_estimator),
         rollout_correction=replace(correction, bypass_mode=bypass),
+    )
+
+
+def _distillation(distillation: DistillationConfig, actor: ActorConfig) -> DistillationConfig:
+    teacher = distillation.teacher_model
+    return replace(
+        distillation,
+        teacher_model=replace(
+            teacher,
+            path=_existing(teacher.path) if teacher.path else None,
+            max_token_len_per_gpu=teacher.max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu,
+        ),
     )
 
 

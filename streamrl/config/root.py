@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
-from streamrl.config.sections.algorithm import AlgorithmConfig, RewardConfig
+from streamrl.config.sections.algorithm import AlgorithmConfig, DistillationConfig, RewardConfig
 from streamrl.config.sections.data import DataConfig
 from streamrl.config.sections.rollout import RolloutConfig
 from streamrl.config.sections.services import MonitorConfig, ProfilerConfig, RayKwargs, TransferQueueConfig
@@ -32,6 +32,7 @@ class StreamRLConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     transfer_queue: TransferQueueConfig = field(default_factory=TransferQueueConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)

@@ -20,6 +20,7 @@ RENAMED: dict[str, str] = {
 """Old place (or another framework's name) -> its place now."""
 
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {
+    "distillation.distillation_loss.use_policy_gradient": (False,),
     "data.validation_shuffle": (False,),
     "data.trust_remote_code": (False,),
     "data.apply_chat_template_kwargs": ({}, None),
@@ -57,7 +58,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "trainer.v1.sampler.sync_refill_failed_groups": (False,),
     "trainer.v1.sampler.custom_sampler.path": (None,),
     "transfer_queue.enable": (True,),
-    "distillation.enabled": (False,),
 }
 """Key -> the values that ask for nothing beyond what exists (usually verl's default). Any other one is an error."""
 
@@ -155,7 +155,10 @@ INERT: tuple[str, ...] = (
     "transfer_queue.backend.SimpleStorage.total_storage_size",
     "transfer_queue.backend.MooncakeStore.*",
     "transfer_queue.metrics.*",
-    "distillation.*",
+    "distillation.teacher_key",
+    "distillation.distillation_loss.topk",
+    "distillation.nnodes",
+    "distillation.n_gpus_per_node",
     "global_profiler.profile_continuous_steps",
     "global_profiler.global_tool_config.*",
     "global_profiler.tool_config.*",

@@ -69,6 +69,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("actor/{loss,pg_loss,kl_loss,entropy_loss}", "", "Losses, mean over the optimizer steps."),
     _step("actor/entropy", "nats", "Mean entropy per token of the policy."),
     _step("actor/{pg_clipfrac,pg_clipfrac_lower}", "share", "Tokens whose ratio was clipped; by the dual clip."),
+    _step("actor/distillation_loss", "nats", "KL to the teacher, as in the loss.", ""),
     _step("actor/pg_covfrac", "share", "Tokens that clip_cov or kl_cov treated apart.", ""),
     _step("actor/ppo_kl", "nats", "Mean of old minus new log-prob."),
     _step("actor/{kl_coef,reward_kl_penalty,reward_kl_penalty_coeff}", "", "KL to the reference policy."),
@@ -116,7 +117,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step(f"val-aux/num_turns/{_STATS}", "turns", "Turns in validation."),
     # Time.
     _step(
-        "timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_critic,update_actor,update_weights,"
+        "timing_s/{step,gen,reward,old_log_prob,ref,teacher,values,adv,update_critic,update_actor,update_weights,"
         "save_checkpoint,testing}",
         "seconds",
         "Length of a stage. `gen` is what the trainer waited for rows; stages overlap in asynchronous modes.",

@@ -64,6 +64,7 @@ TABLE: tuple[EventSpec, ...] = (
     # What the trainer's devices do. Everything else in a step is lost time.
     _span("old_log_prob", "trainer", ("step",), "Log-probs of the rows under pi_old."),
     _span("ref", "trainer", ("step",), "Log-probs of the rows under the reference policy."),
+    _span("teacher", "trainer", ("step",), "Log-probs of the rows under the teacher."),
     _span("values", "trainer", ("step",), "The critic's values of the rows."),
     _span("reward", "trainer", ("step",), "Token-level rewards with the KL penalty."),
     _span("advantage", "trainer", ("step",), "Advantages, in the trainer process or on the ranks."),
@@ -127,7 +128,7 @@ TABLE: tuple[EventSpec, ...] = (
 
 EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in TABLE}
 
-TRAIN_SPANS = ("train", "old_log_prob", "ref", "values", "reward", "advantage", "update_critic")
+TRAIN_SPANS = ("train", "old_log_prob", "ref", "teacher", "values", "reward", "advantage", "update_critic")
 """Time in these is training; all other time of a step is lost to a cause."""
 
 CAUSE_OF_SPAN: dict[str, Cause] = {

@@ -97,6 +97,9 @@ class Update:
         if self._needs_ref:
             with self._stage("ref", work):
                 work.metrics |= await self._actor.compute_ref_log_prob(work.meta())
+        if config.distillation.enabled:
+            with self._stage("teacher", work):
+                work.metrics |= await self._actor.compute_teacher_log_prob(work.meta())
         if self._critic is not None:
             with self._stage("values", work):
                 work.metrics |= await self._critic.compute_values(work.meta())

@@ -23,6 +23,7 @@ from streamrl.workers.batch import MicroBatching, Rows
 from streamrl.workers.engine.base import Engine, StepOutput, Weights
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.engine.schedule import Schedule
+from streamrl.workers.engine.settings import EngineSettings
 from streamrl.workers.held_rows import rows_or_references
 from streamrl.workers.preparation import (
     flat_mean,
@@ -53,6 +54,7 @@ class ActorWorker(TrainingWorker):
         self._weights_dir = weights_dir
         self._recorder = RecordWriter(Path(record_dir), rank.rank) if record_dir else None
         self._reference: Engine | None = None
+        self._teacher: Engine | None = None
         self._schedule = Schedule.of(settings.actor.optim, settings.total_training_steps)
 
     @register(Dispatch.RANK_ZERO)
@@ -60,12 +62,16 @@ class ActorWorker(TrainingWorker):
         """Load the model (and the reference's) and connect to the queue. Facts about the model."""
         settings = self.settings
         facts = self._start("language_model", settings.actor.strategy, settings.engine)
-        if settings.reference is not None:
-            backend = EngineRegistry.get("language_model", settings.actor.strategy)
-            reference: Engine = backend(self.rank, settings.reference)
-            reference.initialize()
-            self._reference = reference
+        self._reference, self._teacher = self._frozen(settings.reference), self._frozen(settings.teacher)
         return facts
+
+    def _frozen(self, settings: EngineSettings | None) -> Engine | None:
+        """A further model beside the policy, if there is one."""
+        if settings is None:
+            return None
+        engine: Engine = EngineRegistry.get("language_model", self.settings.actor.strategy)(self.rank, settings)
+        engine.initialize()
+        return engine
 
     # --- log-probs ------------------------------------------------------------------------------------------------
 
@@ -89,6 +95,16 @@ class ActorWorker(TrainingWorker):
         return self._infer(
             batch, "compute_ref_log_prob", "ref", engine, self.settings.ref_micro, {"log_probs": "ref_log_prob"},
             weights=weights,
+        )  # fmt: skip
+
+    @by_rows
+    def compute_teacher_log_prob(self, batch: KVBatchMeta) -> dict[str, Metric]:
+        """Write `teacher_log_prob` f32[R] of the teacher that the policy is to follow."""
+        if self._teacher is None:
+            raise RuntimeError("this actor has no teacher; it needs settings with distillation.enabled")
+        return self._infer(
+            batch, "compute_teacher_log_prob", "teacher", self._teacher, self.settings.teacher_micro,
+            {"log_probs": "teacher_log_prob"},
         )  # fmt: skip
 
     def _infer(
@@ -234,7 +250,7 @@ class ActorWorker(TrainingWorker):
         if settings.skip_zero_advantage and settings.only_advantages_have_gradient:
             rows = rows.take([i for i, values in enumerate(rows.columns["advantages"]) if values.any()])
         return self.engine.train_batch(
-            rows, ActorLoss(settings.actor, settings.loss_mode), lr=self._learning_rate(info),
+            rows, ActorLoss(settings.actor, settings.loss_mode, settings.distillation), lr=self._learning_rate(info),
             temperature=temperature_of(info), micro=settings.micro,
         )  # fmt: skip
 
@@ -276,9 +292,10 @@ class ActorWorker(TrainingWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def close(self) -> None:
-        if self._reference is not None:
-            self._reference.close()
-            self._reference = None
+        for engine in (self._reference, self._teacher):
+            if engine is not None:
+                engine.close()
+        self._reference = self._teacher = None
         super().close()
 
 
@@ -287,7 +304,7 @@ def _f32(rows: list[np.ndarray]) -> list[np.ndarray]:
 
 
 OF_STEPS = {"actor/pg_loss": "pg_loss", "actor/loss": "loss", "actor/entropy_loss": "entropy_loss",
-            "actor/kl_loss": "kl_loss"}  # fmt: skip
+            "actor/kl_loss": "kl_loss", "actor/distillation_loss": "distillation_loss"}  # fmt: skip
 """Metric -> sum of a step that is a mean over the mini-batch already."""
 OF_TOKENS = {
     "actor/entropy": "entropy", "actor/ppo_kl": "ppo_kl", "actor/pg_clipfrac": "pg_clipfrac",

@@ -29,6 +29,7 @@ from typing import Any
 WRITES: dict[str, tuple[str, ...]] = {
     "compute_log_prob": ("old_log_probs", "entropy"),
     "compute_ref_log_prob": ("ref_log_prob",),
+    "compute_teacher_log_prob": ("teacher_log_prob",),
     "compute_values": ("values",),
     "compute_rewards": ("token_level_rewards",),
     "compute_advantage": ("advantages", "returns", "loss_mask"),
@@ -48,6 +49,7 @@ class Reads:
     """The column that pi_old is: old_log_probs, or with bypass rollout_log_probs."""
     kl_loss: bool = False
     kl_in_reward: bool = False
+    teacher: bool = False
     values: bool = False
     """Whether the advantage estimator needs a critic's values."""
     record: bool = False
@@ -57,7 +59,7 @@ class Reads:
         """In a fixed order. How long the response is, a rank knows from the tag `response_len`."""
         aged = ["weight_versions"] if info.get("max_age") is not None else []
         match method:
-            case "compute_log_prob" | "compute_ref_log_prob" | "compute_values":
+            case "compute_log_prob" | "compute_ref_log_prob" | "compute_teacher_log_prob" | "compute_values":
                 return ["input_ids"]
             case "compute_rewards":
                 return ["response_mask", "ref_log_prob", self.old]
@@ -68,7 +70,8 @@ class Reads:
                 return ["input_ids", "loss_mask", "values", "returns"]
             case "update_actor":
                 columns = ["advantages", "loss_mask"] if info.get("advantage_columns") else ["response_mask", *aged]
-                more = ["rollout_log_probs", self.old, *(["ref_log_prob"] if self.kl_loss else [])]
+                others = {"ref_log_prob": self.kl_loss, "teacher_log_prob": self.teacher}
+                more = ["rollout_log_probs", self.old, *(name for name, needed in others.items() if needed)]
                 kept = RECORDED if self.record else ()
                 return list(dict.fromkeys(["input_ids", *columns, *more, *kept]))
         raise KeyError(f"no method {method!r}; there are: {', '.join(WRITES)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from streamrl.algorithms.kl import k3, kl_estimator, log_ratio
 from streamrl.algorithms.policy_losses import PolicyInputs, PolicyLossSettings, policy_loss
 from streamrl.algorithms.value_loss import value_loss
 from streamrl.config.sections.actor import ActorConfig, CriticConfig
+from streamrl.config.sections.algorithm import DistillationConfig
 from streamrl.workers.batch import Rows, unflatten
 from streamrl.workers.engine.base import TokenOutputs
 from streamrl.workers.preparation import counts, session_numbers
@@ -42,7 +43,8 @@ def loss_weights(
 
 @dataclass(frozen=True, slots=True)
 class ActorLoss:
-    """L = pg_loss - entropy_coeff * entropy + kl_loss_coef * kl_loss, each summed with `loss_weights`.
+    """L = pg_loss - entropy_coeff * entropy + kl_loss_coef * kl_loss + distillation_loss_coef * distillation_loss, each
+    summed with `loss_weights`; with distillation and without use_task_rewards pg_loss is left out.
 
     Columns it needs: `loss_mask`, `loss_weights`, `advantages`, `old_log_probs`; where there are
     such, `rollout_is_weights` multiply the policy loss, `selected` goes to losses that treat some tokens apart; with
@@ -52,6 +54,7 @@ class ActorLoss:
     config: ActorConfig
     loss_mode: str = ""
     """Empty: the configured one."""
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
 
     def __call__(self, out: TokenOutputs) -> tuple[torch.Tensor, Sums]:
         config, columns, mask = self.config, out.columns, out.columns["loss_mask"]
@@ -64,7 +67,9 @@ class ActorLoss:
         weights = columns["loss_weights"]
         per_token = policy.loss * columns["rollout_is_weights"] if "rollout_is_weights" in columns else policy.loss
         pg_loss, entropy = (per_token * weights).sum(), (out.entropy * weights).sum()
-        loss = pg_loss - config.entropy_coeff * entropy
+        teaches = self.distillation.enabled
+        task = 0.0 if teaches and not self.distillation.distillation_loss.use_task_rewards else 1.0
+        loss = task * pg_loss - config.entropy_coeff * entropy
         sums = {
             "pg_loss": pg_loss,
             "entropy_loss": entropy,
@@ -78,6 +83,11 @@ class ActorLoss:
             kl = (estimate(out.log_probs, columns["ref_log_prob"]) * weights).sum()
             loss = loss + config.kl_loss_coef * kl
             sums["kl_loss"] = kl
+        if teaches:
+            chosen = self.distillation.distillation_loss
+            away = kl_estimator(chosen.loss_mode)(out.log_probs, columns["teacher_log_prob"])
+            sums["distillation_loss"] = (away * weights).sum()
+            loss = loss + chosen.distillation_loss_coef * sums["distillation_loss"]
         if "rollout_log_probs" in columns:
             sums |= _drift_sums(out, mask)
         sums["loss"] = loss

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streamrl.algorithms.advantages import estimator
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
-from streamrl.config.sections.algorithm import AlgorithmConfig
+from streamrl.config.sections.algorithm import AlgorithmConfig, DistillationConfig
 from streamrl.workers.batch import MicroBatching
 from streamrl.workers.contract import Reads
 from streamrl.workers.engine.settings import EngineSettings, LoRASettings
@@ -22,6 +22,7 @@ class ActorSettings:
     actor: ActorConfig = field(default_factory=ActorConfig)
     ref: RefConfig = field(default_factory=RefConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     total_training_steps: int | None = None
     """The horizon of a decaying learning rate."""
     seed: int = 42
@@ -35,6 +36,7 @@ class ActorSettings:
         parts = config.actor_rollout_ref
         return cls(
             model=parts.model, actor=parts.actor, ref=parts.ref, algorithm=config.algorithm,
+            distillation=config.distillation,
             total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed,
         )  # fmt: skip
 
@@ -58,8 +60,15 @@ class ActorSettings:
         """Of the frozen copy; None where there is no reference, or it is the actor without its adapters."""
         if not self.needs_reference or self.model.lora_rank:
             return None
+        return self._frozen(self.model.path)
+
+    @property
+    def teacher(self) -> EngineSettings | None:
+        return self._frozen(self.distillation.teacher_model.path or "") if self.distillation.enabled else None
+
+    def _frozen(self, path: str) -> EngineSettings:
         return EngineSettings(
-            model_path=self.model.path, packed=self.model.use_remove_padding, fsdp=self.ref.fsdp_config,
+            model_path=path, packed=self.model.use_remove_padding, fsdp=self.ref.fsdp_config,
             sequence_parallel=self.actor.ulysses_sequence_parallel_size, seed=self.seed,
         )  # fmt: skip
 
@@ -80,11 +89,16 @@ class ActorSettings:
         )
 
     @property
+    def teacher_micro(self) -> MicroBatching:
+        return replace(self.micro, max_tokens=self.distillation.teacher_model.max_token_len_per_gpu)
+
+    @property
     def reads(self) -> Reads:
         return Reads(
             old="rollout_log_probs" if self.algorithm.rollout_correction.bypass_mode else "old_log_probs",
             kl_loss=self.actor.use_kl_loss,
             kl_in_reward=self.algorithm.use_kl_in_reward,
+            teacher=self.distillation.enabled,
             values="values" in estimator(self.algorithm.adv_estimator).needs,
         )
 
@@ -108,7 +122,7 @@ class ActorSettings:
     @property
     def only_advantages_have_gradient(self) -> bool:
         known = self.loss_mode in PROPORTIONAL_TO_ADVANTAGE  # of a user's own loss nothing is known
-        return known and not (self.actor.entropy_coeff or self.actor.use_kl_loss)
+        return known and not (self.actor.entropy_coeff or self.actor.use_kl_loss or self.distillation.enabled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

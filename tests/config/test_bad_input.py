@@ -99,6 +99,7 @@ def test_all_mistakes_are_found_at_once(valid: list[str]):
         (["algorithm.rollout_correction.rollout_is_threshold=many"], "expected a number above 0, or 'low_high'"),
         (["algorithm.rollout_correction.bypass_mode=true", f"{ROLLOUT}.top_p=0.9"], "of the cut distribution"),
         (["algorithm.filter_groups.enable=true", f"{ROLLOUT}.n=1", "algorithm.adv_estimator=gae"], "needs n >= 2"),
+        (["distillation.enabled=true"], "needs the directory of a model"),
         (["algorithm.adv_estimator=gdpo"], "needs the parts of each score"),
         (["algorithm.adv_estimator=grop"], "did you mean 'grpo'"),
         (["algorithm.adv_estimator=gae", "critic.enable=false"], "needs a critic's values"),

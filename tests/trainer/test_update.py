@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from streamrl.config.root import ActorRolloutRefConfig, StreamRLConfig
 from streamrl.config.sections.actor import ActorConfig, CriticConfig
-from streamrl.config.sections.algorithm import AlgorithmConfig, KLControlConfig, RolloutCorrectionConfig
+from streamrl.config.sections.algorithm import (
+    AlgorithmConfig,
+    DistillationConfig,
+    KLControlConfig,
+    RolloutCorrectionConfig,
+)
 from streamrl.config.sections.trainer import TrainerConfig
 from streamrl.monitor.events import EventLog
 from streamrl.trainer.replay_buffer import LeasedBatch
@@ -126,6 +132,13 @@ async def test_the_kl_loss_alone_needs_the_reference_and_no_rewards(events):
     ranks = Ranks()
     await run(Update(config(actor={"use_kl_loss": True}), ranks, None, events, "train"))
     assert ranks.methods == ["compute_ref_log_prob", "update_actor"]
+
+
+async def test_a_teacher_is_asked_before_the_update(events):
+    ranks = Ranks()
+    taught = replace(config(), distillation=DistillationConfig(enabled=True))
+    await run(Update(taught, ranks, None, events, "train"))
+    assert ranks.methods == ["compute_teacher_log_prob", "update_actor"]
 
 
 async def test_the_actor_rests_while_the_critic_warms_up(events):

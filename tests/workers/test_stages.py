@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from streamrl.config.sections.actor import CriticConfig, CriticModelConfig, CriticOptimConfig
+from streamrl.config.sections.algorithm import DistillationConfig, DistillationLossConfig, TeacherConfig
 from streamrl.monitor.registry import check_step_metrics
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup, WorkerFailed
 from streamrl.workers.actor import ActorWorker
@@ -240,3 +243,38 @@ def test_an_empty_share_takes_part_in_every_stage(model: str):
     assert views["critic"].update_critic(nothing)["critic/vf_loss"] == 0.0
     assert views["actor"].update_actor(nothing)["actor/optimizer_steps"] == 0.0
     group.shutdown()
+
+
+def test_a_policy_follows_its_teacher_on_what_it_sampled(model: str, tmp_path: Path):
+    teacher = make_model(tmp_path, seed=3)
+    batch, store = make_rows(2, 4)
+    chosen = DistillationConfig(
+        enabled=True, teacher_model=TeacherConfig(path=teacher),
+        distillation_loss=DistillationLossConfig(loss_mode="k2", use_task_rewards=False),
+    )  # fmt: skip
+    options = replace(settings(model, lr=3e-3), distillation=chosen)
+    group = LocalWorkerGroup(ClassWithInitArgs(ActorWorker, options, store))
+    group.init_model()
+    group.compute_teacher_log_prob(batch)
+    away = []
+    for _ in range(8):
+        found = group.update_actor(batch)
+        away.append(found["actor/distillation_loss"])
+    assert away[-1] < 0.5 * away[0]
+    assert found["actor/loss"] == pytest.approx(found["actor/distillation_loss"]), "task rewards are left out"
+    assert "teacher_log_prob" in store.reads[-1]
+    group.compute_log_prob(batch)
+    group.shutdown()
+    check_step_metrics(found)
+    own = reference_log_probs(teacher, store.columns["input_ids"][batch.keys[0]], batch.tags[0]["response_len"])
+    np.testing.assert_allclose(store.columns["teacher_log_prob"][batch.keys[0]], own, atol=1e-4)
+
+
+def reference_log_probs(path: str, ids: np.ndarray, response: int) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.from_numpy(ids)[None]
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(input_ids=tokens).logits[0]
+    return torch.log_softmax(logits[:-1], -1).gather(1, tokens[0, 1:, None])[-response:, 0].numpy()

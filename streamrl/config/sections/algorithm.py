@@ -102,3 +102,30 @@ class RewardConfig:
     timeout: PositiveFloat = 10.0
     """Seconds of one call."""
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherConfig:
+    path: str | None = None
+    """A directory with a model of the policy's tokenizer."""
+    max_token_len_per_gpu: PositiveInt | None = None
+    """Tokens per micro-batch; None: the actor's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationLossConfig:
+    loss_mode: KLEstimator = "k3"
+    """Of KL(policy || teacher) per sampled token (docs/algorithms.md)."""
+    distillation_loss_coef: NonNegativeFloat = 1.0
+    use_task_rewards: bool = True
+    """Beside the policy loss; false: the policy only follows its teacher, whatever its answers score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationConfig:
+    """On-policy distillation: the policy samples, a frozen teacher on the training ranks says how likely each of its
+    tokens was to it. Agarwal et al., https://arxiv.org/abs/2306.13649."""
+
+    enabled: bool = False
+    teacher_model: TeacherConfig = field(default_factory=TeacherConfig)
+    distillation_loss: DistillationLossConfig = field(default_factory=DistillationLossConfig)

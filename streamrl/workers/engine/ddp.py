@@ -21,9 +21,10 @@ from streamrl.workers.engine.torch_engine import TorchEngine
 class DDPEngine(TorchEngine):
     """Invariant: parameters are equal on all ranks; `fsdp.reshard_after_forward` has no meaning here."""
 
+    _ddp: Any = None
+
     def parallelize(self, module: nn.Module) -> nn.Module:
         if not any(p.requires_grad for p in module.parameters()):
-            self._ddp = None
             return module
         with warnings.catch_warnings():  # the argument's successor is younger than the oldest torch we allow
             warnings.simplefilter("ignore", FutureWarning)
@@ -44,6 +45,13 @@ class DDPEngine(TorchEngine):
             yield
         finally:
             self._move(torch.device("cpu"))
+
+    def close(self) -> None:
+        """The reducer goes before the process group. Were it the group's last holder, the group would end under Python's
+        lock and wait for gloo's threads, which may wait for that lock to free a tensor."""
+        if self._ddp is not None:
+            self._ddp.reducer = self._ddp.logger = None
+        super().close()
 
     def _move(self, device: torch.device) -> None:
         for parameter in self.module.parameters():
