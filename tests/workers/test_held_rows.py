@@ -12,7 +12,9 @@ import torch
 from streamrl.config.sections.actor import CriticConfig, CriticModelConfig, CriticOptimConfig
 from streamrl.protocol import DataProto
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup, WorkerFailed, WorkerGroup
+from streamrl.single_controller.decorator import MeshDispatch, registered_methods
 from streamrl.workers.actor import ActorWorker
+from streamrl.workers.contract import WRITES
 from streamrl.workers.critic import CriticWorker
 from streamrl.workers.held_rows import references_to
 from streamrl.workers.row_store import NoRows
@@ -165,6 +167,31 @@ def test_ragged_tensors_give_the_numbers_of_padded_ones(groups: Any):
     found = groups["actor"].compute_log_prob(DataProto.from_dict(ragged, meta_info={"temperature": 1.0}))
     for row, expected in zip(found.batch["old_log_probs"].unbind(), padded, strict=True):
         torch.testing.assert_close(row, expected[: len(row)], atol=1e-6, rtol=0.0)
+
+
+def test_scalar_advantages_train_as_those_of_the_queue(model: str, groups: Any):
+    batch, store = make_rows(4, 3)
+    assert batch.extra_info
+    batch.extra_info["mini_batch_size"] = 2
+    queue, data = local(model, store), in_hand(batch, store)
+    data.non_tensor_batch["advantage"] = np.array([*batch.extra_info["advantages"].values()])
+    for method in ("compute_log_prob", "compute_ref_log_prob"):
+        getattr(queue["actor"], method)(batch)
+        data.union(getattr(groups["actor"], method)(data))
+    expected, found = queue["actor"].update_actor(batch), groups["actor"].update_actor(data).meta_info["metrics"]
+    queue["actor"].shutdown()
+    for name in ("actor/loss", "actor/grad_norm", "actor/kl_loss", "actor/optimizer_steps", "loss_mask/ratio"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-6), name
+
+
+def test_ranks_that_share_rows_get_the_same_ones_of_a_method_of_the_critic_too():
+    """Split by data-parallel rank in the mesh of the model, not by rank."""
+    for worker in (ActorWorker, CriticWorker):
+        methods = registered_methods(worker)
+        for name in WRITES.keys() & methods.keys():
+            dispatch = methods[name].dispatch
+            assert isinstance(dispatch, MeshDispatch)
+            assert dispatch.mesh == worker.role
 
 
 @pytest.mark.slow
