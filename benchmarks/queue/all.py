@@ -1,0 +1,10 @@
+"""All workloads by name, in the order in which they run."""
+
+from __future__ import annotations
+
+from benchmarks.queue import batches, handoff, leases, listing, single, starting, watching
+
+MODULES = (starting, batches, single, handoff, listing, watching, leases)
+"""The large partitions come last: they stay in the controller."""
+
+WORKLOADS = {workload.name: workload for module in MODULES for workload in module.WORKLOADS}
