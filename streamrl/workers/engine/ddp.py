@@ -47,8 +47,8 @@ class DDPEngine(TorchEngine):
             self._move(torch.device("cpu"))
 
     def close(self) -> None:
-        """The reducer goes before the process group. Were it the group's last holder, the group would end under Python's
-        lock and wait for gloo's threads, which may wait for that lock to free a tensor."""
+        """The reducer goes before the process group. Were it the group's last holder, the group would end under
+        Python's lock and wait for gloo's threads, which may wait for that lock to free a tensor."""
         if self._ddp is not None:
             self._ddp.reducer = self._ddp.logger = None
         super().close()
