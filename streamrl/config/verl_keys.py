@@ -31,7 +31,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     f"{_MODEL}.custom_chat_template": (None,),
     f"{_MODEL}.external_lib": (None,),
     f"{_ACTOR}.shuffle": (False,),
-    f"{_ACTOR}.optim.lr_warmup_steps_ratio": (0.0,),
     f"{_ROLLOUT}.mode": ("async",),
     f"{_ROLLOUT}.calculate_log_probs": (True,),
     f"{_ROLLOUT}.full_determinism": (False,),

@@ -65,7 +65,9 @@ class OptimConfig:
     lr: PositiveFloat = 1e-6
     weight_decay: NonNegativeFloat = 0.01
     lr_warmup_steps: EveryOrNever = -1
-    """Linear from 0; -1: none."""
+    """Linear from 0; -1: by lr_warmup_steps_ratio."""
+    lr_warmup_steps_ratio: Fraction = 0.0
+    """Warm-up as a share of all steps."""
     lr_scheduler_type: Literal["constant", "cosine"] = "constant"
     min_lr_ratio: Fraction = 0.0
     """Where cosine ends, as a share of lr."""

@@ -27,7 +27,10 @@ class Schedule:
 
     @classmethod
     def of(cls, optim: OptimConfig, total_steps: int | None) -> Schedule:
-        return cls(optim.lr, optim.lr_scheduler_type, optim.lr_warmup_steps, total_steps, optim.min_lr_ratio)
+        return cls(
+            optim.lr, optim.lr_scheduler_type, optim.lr_warmup_steps, total_steps, optim.min_lr_ratio,
+            optim.lr_warmup_steps_ratio,
+        )  # fmt: skip
 
     def at(self, step: int) -> float:
         """Rate of training step `step`, counted from 0. Warm-up is linear and never 0: step 0 gets lr / warmup_steps.
