@@ -53,6 +53,7 @@ def main() -> int:
     print(f"seed {options.seed}; load average {os.getloadavg()}", file=sys.stderr)
 
     chosen = [workload for name, workload in WORKLOADS.items() if not options.workload or name in options.workload]
+    heading = f"Queue benchmark, seed {options.seed}, {os.cpu_count()} cores"
     results: dict[str, Figures] = {}
     bars: list[Bar] = []
     with contextlib.ExitStack() as closing:
@@ -66,9 +67,8 @@ def main() -> int:
             results[workload.name] = figures
             bars += workload.bars(figures)
             bars.append(Bar(f"{workload.name}: load average, median", median(figures.loads), "processes"))
-    heading = f"Queue benchmark, seed {options.seed}, {os.cpu_count()} cores"
-    tables.write(options.markdown, tables.markdown(results, bars, heading))
-    tables.write(options.chart, tables.chart(results))
+            tables.write(options.markdown, tables.markdown(results, bars, heading))  # so far: the rest may take long
+            tables.write(options.chart, tables.chart(results))
     return report(bars, options.json)
 
 
