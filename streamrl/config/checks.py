@@ -295,9 +295,18 @@ def _directories(config: StreamRLConfig) -> Iterator[str]:
         yield f"trainer.runs_dir: cannot make {runs}: {existing} is no writable directory"
 
 
+def _memory(config: StreamRLConfig) -> Iterator[str]:
+    queue = config.transfer_queue
+    if queue.unit_budget_bytes < queue.segment_bytes:
+        yield (
+            f"transfer_queue.unit_budget_bytes={queue.unit_budget_bytes} holds not even one segment of "
+            f"transfer_queue.segment_bytes={queue.segment_bytes}; raise the budget or make segments smaller"
+        )
+
+
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
     _batches, _algorithm, _actor, _correction, _lengths, _placement, _datasets, _model, _teacher, _code, _names,
-    _directories,
+    _directories, _memory,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from streamrl.config.sections.types import (
     EveryOrNever,
     Fraction,
+    LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
@@ -62,7 +63,7 @@ class FSDPConfig:
 class OptimConfig:
     """AdamW."""
 
-    lr: PositiveFloat = 1e-6
+    lr: LearningRate = 1e-6
     weight_decay: NonNegativeFloat = 0.01
     lr_warmup_steps: EveryOrNever = -1
     """Linear from 0; -1: by lr_warmup_steps_ratio."""
@@ -172,7 +173,7 @@ class CriticModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticOptimConfig(OptimConfig):
-    lr: PositiveFloat = 1e-5
+    lr: LearningRate = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

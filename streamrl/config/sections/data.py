@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamrl.config.sections.types import NonNegativeInt, PositiveInt, SampleLimit
+from streamrl.config.sections.types import PositiveInt, SampleLimit, Seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class DataConfig:
     audio_key: str = "audios"
     custom_cls: CustomDatasetConfig = field(default_factory=CustomDatasetConfig)
     shuffle: bool = True
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """Of the permutation; None: trainer.seed."""
     train_max_samples: SampleLimit = -1
     """Rows; drawn by the seed if shuffle, else the first."""

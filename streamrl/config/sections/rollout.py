@@ -10,11 +10,13 @@ from msgspec import Meta
 from streamrl.config.sections.types import (
     GroupSize,
     NonNegativeFloat,
-    NonNegativeInt,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
     Scalar,
+    Seed,
+    Slots,
+    Temperature,
 )
 
 TopK = Annotated[int, Meta(ge=-1)]
@@ -74,14 +76,14 @@ class RolloutConfig:
     """LLM servers."""
     n: GroupSize = 8
     """Samples per prompt."""
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     top_p: OpenFraction = 1.0
     top_k: TopK = -1
-    max_num_seqs: PositiveInt = 256
+    max_num_seqs: Slots = 256
     """Slots of one server: requests that decode together."""
     max_model_len: PositiveInt | None = None
     """Context of one server in tokens; None: max_prompt_length + max_response_length."""
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """None: trainer.seed."""
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)

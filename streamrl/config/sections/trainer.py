@@ -12,6 +12,7 @@ from streamrl.config.sections.types import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Seed,
 )
 
 
@@ -73,7 +74,7 @@ class TrainerConfig:
     """Keep the trajectories that are trained in the run directory, for a replay."""
     replay: str | None = None
     """A run directory with recorded trajectories: its steps are trained again, without agents, servers, validation."""
-    seed: NonNegativeInt = 42
+    seed: Seed = 42
     logger: tuple[Literal["console"], ...] = ("console",)
     """Besides metrics.jsonl, which every run writes."""
     v1: V1Config = field(default_factory=V1Config)

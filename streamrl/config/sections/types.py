@@ -10,6 +10,14 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""Generators take a signed 64-bit integer."""
+Temperature = Annotated[float, Meta(ge=0.01)]
+"""Below, logits divided by it overflow and every probability is NaN."""
+LearningRate = Annotated[float, Meta(gt=0, le=10)]
+"""Above, a step is nothing but overflow."""
+Slots = Annotated[int, Meta(ge=1, le=65_536)]
+"""Requests that decode together; each takes memory for its context."""
 GroupSize = Annotated[int, Meta(ge=1, le=4096)]
 """Samples of one prompt; each is a task in an agent worker."""
 Batches = Annotated[float, Meta(ge=0, le=1000)]
