@@ -67,9 +67,12 @@ class Model:
         return [group for token in leases for group in self.under(token)]
 
     def leasable(self, task: m.TaskSpec, holder: str) -> list[str]:
+        orders = sorted(group.order for group in self.groups.values() if group.state in LIVE)
+        last = orders[MAX_GROUPS - 1] if len(orders) > MAX_GROUPS else float("inf")  # what credit covers
+
         def offers(group: MGroup) -> bool:
             if task.stage == "prompt":
-                return group.state == "pending" and not group.lost
+                return group.state == "pending" and not group.lost and group.order <= last
             rows = [key for rows in group.ended.values() for key in rows]
             return group.state == "ready" and all(set(task.fields) <= set(self.rows[key]) for key in rows)
 

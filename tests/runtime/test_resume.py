@@ -209,3 +209,19 @@ def test_a_damaged_run_directory_does_not_keep_new_runs_from_starting(tmp_path: 
     job.start()
     job.finish()
     job.check_accounts()
+
+
+@pytest.mark.chaos
+def test_what_a_resume_has_to_generate_again_is_generated_as_it_can_be_trained(tmp_path: Path) -> None:
+    """Fourteen batches are undone, three ages are allowed: generated all at once, most would be too old to train."""
+    threshold = "trainer.v1.sampler.max_off_policy_threshold=3"
+    job = Job(
+        tmp_path, *VIRTUAL, "trainer.save_freq=100", "trainer.v1.trainer_mode=separate_async", threshold, steps=30
+    )
+    job.start()
+    job.wait_for_step(14)
+    job.kill()
+    job.start()
+    job.finish()
+    job.check_accounts()
+    assert read_summary(job.path).groups.dropped == {}

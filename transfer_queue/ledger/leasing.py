@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, Invalid, NotFound
@@ -24,7 +25,7 @@ def lease(ledger: Ledger, m: Lease, now: float) -> Leased:
     task = p.task(m.task)
     source = _source(p, task, m)
     assert source is not None
-    uids = m.uids or source.pop(1 if source is p.suspects else m.groups)
+    uids = m.uids or source.pop(1 if source is p.suspects else m.groups, _last(p, task))
     held = p.lease(task, m.holder, [p.groups[uid] for uid in uids], now)
     ttl = task.ttl if task.bind == "clock" else 0.0
     return Leased(token=held.token, groups=[p.view(group) for group in held.groups.values()], ttl=ttl)
@@ -36,16 +37,16 @@ def can_lease(p: Partition, m: Lease) -> bool:
     check_name("holder", m.holder)
     if (m.groups > 0) == bool(m.uids):
         raise Invalid(f"a lease names either groups (> 0) or uids, not groups={m.groups} and {len(m.uids)} uids")
-    source = _source(p, task, m)
+    source, last = _source(p, task, m), _last(p, task)
     if not m.uids:
-        return source is not None and len(source) > 0
+        return source is not None and len(source) > 0 and source.first() <= last
     check_unique("uid", m.uids)
     ended = [uid for uid in m.uids if (group := p.groups.get(uid)) is None or group.state == "trained"]
     if ended:
         raise NotFound(f"groups {some(ended)} are not in partition {p.name!r}, or have ended; lease the others")
     if source is None or (source is p.suspects and len(m.uids) > 1):
         return False
-    return all(uid in source for uid in m.uids)
+    return all(uid in source and p.groups[uid].order <= last for uid in m.uids)
 
 
 def _source(p: Partition, task: TaskSpec, m: Lease) -> ReadyQueue | None:
@@ -56,7 +57,7 @@ def _source(p: Partition, task: TaskSpec, m: Lease) -> ReadyQueue | None:
     first = p.leases.first_clock(m.holder)
     if first is not None:
         return None if first.alone else p.pending
-    wants_suspect = m.uids[0] in p.suspects if m.uids else len(p.suspects) > 0
+    wants_suspect = m.uids[0] in p.suspects if m.uids else bool(p.suspects) and p.suspects.first() <= p.last_in_credit()
     return p.suspects if wants_suspect else p.pending
 
 
@@ -64,7 +65,13 @@ def offers(p: Partition, task: TaskSpec) -> bool:
     """Whether there is something to lease for some holder."""
     if task.stage == "rows":
         return len(p.ready[task.name]) > 0
-    return len(p.pending) > 0 or len(p.suspects) > 0
+    last = p.last_in_credit()
+    return any(len(source) > 0 and source.first() <= last for source in (p.pending, p.suspects))
+
+
+def _last(p: Partition, task: TaskSpec) -> float:
+    """The last dispatch order that the task may have: prompts are generated as far as credit reaches."""
+    return p.last_in_credit() if task.stage == "prompt" else math.inf
 
 
 def renew(ledger: Ledger, m: Renew, now: float) -> Ok:

@@ -10,6 +10,8 @@ any of them ──► dropped(reason), dead(reason)
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter
 
 from transfer_queue.errors import Fenced, NotFound
@@ -33,7 +35,8 @@ class Partition:
     - `by_state[s]` holds exactly the groups in state s, the one that is in it longest first.
     - `pending` and `suspects` together hold exactly the pending groups that have their prompt, each in the one for it;
       `ready[t]` exactly the ready groups all of whose rows have the fields that task t wants.
-    - No admission takes the groups that hold credit beyond `max_groups` (a restore may bring back more).
+    - No admission takes the groups that hold credit beyond `max_groups`. A restore may bring back more; of these only
+      the `max_groups` oldest are given to generators.
     - A group has at most one lease, whatever the task.
     """
 
@@ -71,6 +74,14 @@ class Partition:
     def outstanding(self) -> int:
         """Groups that hold credit."""
         return sum(len(self.by_state[state]) for state in OUTSTANDING)
+
+    def last_in_credit(self) -> float:
+        """The order of the last group that credit covers. A restore may bring back more groups than that; were they all
+        generated at once, most would be too old by the time the trainer comes to them."""
+        if not self.max_groups or self.outstanding() <= self.max_groups:
+            return math.inf
+        orders = (group.order for state in OUTSTANDING for group in self.by_state[state].values())
+        return heapq.nsmallest(self.max_groups, orders)[-1]
 
     def depth(self) -> dict[str, int]:
         """Groups by state; terminal states count since the start."""

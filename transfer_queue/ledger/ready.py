@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 
 
@@ -36,12 +37,17 @@ class ReadyQueue:
             self._heap = [(order, uid) for uid, order in self._members.items()]
             heapq.heapify(self._heap)
 
-    def pop(self, count: int) -> list[str]:
-        """Take out up to `count` members, lowest first."""
+    def first(self) -> float:
+        """The lowest order; infinite if there is no member."""
+        while self._heap and self._members.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
+    def pop(self, count: int, up_to: float = math.inf) -> list[str]:
+        """Take out up to `count` members of order `up_to` at most, lowest first."""
         taken: list[str] = []
-        while len(taken) < count and self._members:
-            order, uid = heapq.heappop(self._heap)
-            if self._members.get(uid) == order:
-                del self._members[uid]
-                taken.append(uid)
+        while len(taken) < count and self._members and self.first() <= up_to:
+            _, uid = heapq.heappop(self._heap)
+            del self._members[uid]
+            taken.append(uid)
         return taken
