@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import io
 import logging
 import os
 import secrets
@@ -44,7 +45,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 REQUEST_SECONDS = 5.0
-"""A client that has not sent its request within this time is cut off."""
+"""A client that has not sent its whole request within this time is cut off, however it spreads the bytes."""
 
 MAX_CONNECTIONS = 8
 """Further ones are closed at once: nobody can make the trainer's process hold threads."""
@@ -169,10 +170,33 @@ class _Server(ThreadingHTTPServer):
         logger.debug("a scrape by %s failed: %r", client_address, sys.exception())
 
 
+class _ReadUntil(io.RawIOBase):
+    """A socket to read from until `deadline`. A time-out of the socket alone would begin anew with every byte."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection, self._deadline = connection, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises TimeoutError."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request was not whole in time")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
     server_version, sys_version = "streamrl", ""
-    timeout = REQUEST_SECONDS
+    timeout: float = REQUEST_SECONDS
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_ReadUntil(self.connection, time.monotonic() + self.timeout))
 
     def parse_request(self) -> bool:
         """Everything that must hold before any method is looked up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import socket
@@ -203,6 +204,26 @@ def test_a_hundred_idle_connections_hold_few_threads_and_not_for_long(
             assert time.monotonic() < deadline
             time.sleep(0.1)
     for connection in idle:
+        connection.close()
+
+
+def test_clients_that_send_a_byte_now_and_then_are_cut_off_as_soon_as_silent_ones(
+    exporter: Exporter, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus._Handler, "timeout", 1.0)
+    slow = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(prometheus.MAX_CONNECTIONS)]
+    begun = time.monotonic()
+    served = False
+    while not served:
+        assert time.monotonic() - begun < 4.0
+        for connection in slow:
+            with contextlib.suppress(OSError):  # it was cut off
+                connection.send(b"G")
+        time.sleep(0.1)
+        with contextlib.suppress(http.client.RemoteDisconnected, ConnectionError):  # all places are taken
+            served = request(exporter, key)[0] == 200
+    assert time.monotonic() - begun > 0.5, "they did not hold all places"
+    for connection in slow:
         connection.close()
 
 
