@@ -76,6 +76,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("actor/grad_norm", "", "Gradient norm before clipping."),
     _step("actor/lr", "", "Learning rate of the last optimizer step."),
     _step("actor/optimizer_steps", "", "Optimizer steps in this step.", ""),
+    _step("actor/steps_not_finite", "", "Optimizer steps left out, as their gradient was not finite.", ""),
     _step("actor/seconds/<stage>", "seconds", "Stages within the update: forward, backward, optimizer.", ""),
     _step("actor/<loss>/<figure>", "", "Figures of one policy loss beyond the common ones."),
     # Lengths, tokens, turns.

@@ -19,7 +19,10 @@ from streamrl.trainer.parts import Parts
 from transfer_queue.net.messages import Group, QueueStats
 
 EMA = 0.9
-SUMMED = ("actor/optimizer_steps", "data/bytes_read", "data/bytes_written", "rows/trained", "perf/total_num_tokens")
+SUMMED = (
+    "actor/optimizer_steps", "actor/steps_not_finite", "data/bytes_read", "data/bytes_written", "rows/trained",
+    "perf/total_num_tokens",
+)  # fmt: skip
 """Metrics of a mini-batch that add up over a step; of `actor/lr` the last one counts; the others are averaged."""
 
 

@@ -27,6 +27,9 @@ from streamrl.trainer.replay_buffer import LeasedBatch
 from streamrl.trainer.scores import Sessions, sessions_of
 from transfer_queue.metadata import KVBatchMeta
 
+MAX_WITHOUT_STEP = 3
+"""Updates in a row, all of whose optimizer steps were left out, after which a run ends."""
+
 Metrics = dict[str, float]
 PiOld = Literal["current", "keep", "kept"]
 
@@ -68,6 +71,7 @@ class Update:
         )
         self._config, self._algorithm, self._actor, self._critic = config, algorithm, actor, critic
         self._events, self._partition = events, partition
+        self._without_step = 0
         self._recompute_old = not algorithm.rollout_correction.bypass_mode
         self._needs_ref = algorithm.use_kl_in_reward or parts.actor.use_kl_loss
         self._on_ranks = self.estimator.per_token is not None or self.estimator.whiten
@@ -112,7 +116,18 @@ class Update:
             with self._stage("train", work, rows=sum(map(len, sessions.rows))) as span:
                 work.metrics |= await self._actor.update_actor(work.meta())
             work.metrics["timing_s/update_actor"] = span.seconds
+            self._check_steps(work)
         return work.metrics
+
+    def _check_steps(self, work: Work) -> None:
+        """Raises FloatingPointError when the gradient is never finite any more."""
+        lost = work.metrics.get("actor/steps_not_finite", 0.0) > 0 and not work.metrics.get("actor/optimizer_steps")
+        self._without_step = self._without_step + 1 if lost else 0
+        if self._without_step >= MAX_WITHOUT_STEP:
+            raise FloatingPointError(
+                f"the gradient was not finite in the last {self._without_step} updates (step {work.step}): nothing is "
+                "learned any more. Look at the policy loss, the advantages and the learning rate"
+            )
 
     async def _advantages(self, work: Work) -> None:
         """Into `info["advantages"]` (a scalar per row) or, on the ranks, into the rows' columns."""

@@ -287,6 +287,11 @@ class ActorWorker(TrainingWorker):
         state = dict(self.engine.full_state())
         if self.rank.rank:
             return None
+        if broken := [name for name, tensor in state.items() if not tensor.isfinite().all()]:
+            raise FloatingPointError(
+                f"weights of version {version} are not finite ({len(broken)} tensors, the first {broken[0]}): the "
+                "training has diverged. Lower the learning rate or look at the loss, and go on from a checkpoint"
+            )
         info = WeightStore(weights_dir or self._weights_dir).write(state, version)
         return WeightInfo(info.version, info.path, info.bytes, time.perf_counter() - began)
 
@@ -329,5 +334,6 @@ def _step_metrics(steps: list[StepOutput], dp_size: int) -> dict[str, Metric]:
     taken = [step.grad_norm for step in steps if step.taken]
     metrics["actor/grad_norm"] = Mean(sum(taken), len(taken))
     metrics["actor/optimizer_steps"] = Mean(len(taken))
+    metrics["actor/steps_not_finite"] = Mean(sum(not np.isfinite(step.grad_norm) for step in steps))
     metrics["actor/computed/tokens"] = Total(sum(step.tokens for step in steps))
     return metrics

@@ -10,7 +10,7 @@ import torch
 
 from streamrl.algorithms.aggregation import aggregation_weights
 from streamrl.algorithms.kl import k3, kl_estimator, log_ratio
-from streamrl.algorithms.policy_losses import PolicyInputs, PolicyLossSettings, policy_loss
+from streamrl.algorithms.policy_losses import PolicyInputs, PolicyLoss, PolicyLossSettings, policy_loss
 from streamrl.algorithms.value_loss import value_loss
 from streamrl.config.sections.actor import ActorConfig, CriticConfig
 from streamrl.config.sections.algorithm import DistillationConfig
@@ -58,11 +58,10 @@ class ActorLoss:
 
     def __call__(self, out: TokenOutputs) -> tuple[torch.Tensor, Sums]:
         config, columns, mask = self.config, out.columns, out.columns["loss_mask"]
-        policy = policy_loss(self.loss_mode or config.policy_loss.loss_mode)(
+        policy = self._policy_loss(
             PolicyInputs(
                 out.log_probs, columns["old_log_probs"], columns["advantages"], mask, out.row, columns.get("selected")
-            ),
-            policy_settings(config),
+            )
         )
         weights = columns["loss_weights"]
         per_token = policy.loss * columns["rollout_is_weights"] if "rollout_is_weights" in columns else policy.loss
@@ -92,6 +91,19 @@ class ActorLoss:
             sums |= _drift_sums(out, mask)
         sums["loss"] = loss
         return loss, {name: value.detach() for name, value in sums.items()}
+
+    def _policy_loss(self, inputs: PolicyInputs) -> PolicyLoss:
+        """Raises TypeError, ValueError naming the loss when it returns something else, or not one value per token."""
+        name = self.loss_mode or self.config.policy_loss.loss_mode
+        found = policy_loss(name)(inputs, policy_settings(self.config))
+        if not isinstance(found, PolicyLoss):
+            raise TypeError(f"policy loss {name!r} returned {type(found).__name__}; it returns a PolicyLoss")
+        for part, values in {"loss": found.loss, "log_ratio": found.log_ratio, **found.shares}.items():
+            if not isinstance(values, torch.Tensor) or values.shape != inputs.log_probs.shape:
+                shape = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+                whole = tuple(inputs.log_probs.shape)
+                raise ValueError(f"policy loss {name!r}: {part} is {shape}; it is one value per token, {whole}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

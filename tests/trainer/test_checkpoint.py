@@ -49,6 +49,32 @@ async def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage) -
         store.load(2)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("manifest.json", '{"format": 1, "step": 2, "files": {}}', "is damaged: actor/shard.bin is not in manifest"),
+        ("manifest.json", '{"format": 1, "step": 2, "files": 3}', "cannot be read"),
+        ("manifest.json", '{"format": 1, "step": 2, "files": {"actor/shard.bin": 3}}', "cannot be read"),
+        ("manifest.json", '{"format": 1, "step": [], "files": {}}', "cannot be read"),
+        ("manifest.json", "[]", "cannot be read"),
+        ("manifest.json", "[" * 100_000, "cannot be read: RecursionError"),
+        ("trainer.json", "[" * 100_000, "cannot be read: RecursionError"),
+        ("trainer.json", "[]", "cannot be read"),
+        ("trainer.json", '{"step": "2", "next_order": 0}', "cannot be read"),
+        ("trainer.json", '{"step": 2, "next_order": 0, "outstanding": [null]}', "cannot be read"),
+        ("actor/more.bin", "x", "is damaged: actor/more.bin is not in manifest.json"),
+    ],
+)
+async def test_a_checkpoint_that_does_not_say_what_it_holds_is_refused(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    store = CheckpointStore(tmp_path)
+    await store.save(TrainerState(2, 0), save_shard)
+    (tmp_path / "global_step_2" / name).write_text(text)  # noqa: ASYNC240
+    with pytest.raises(CheckpointError, match=says):
+        store.load(2)
+
+
 async def test_a_directory_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "global_step_8").mkdir()
     assert CheckpointStore(tmp_path).steps() == []

@@ -159,3 +159,15 @@ async def test_old_log_probs_of_a_step_with_several_updates_are_those_of_its_sta
     assert ranks.methods[0] == "keep_snapshot"
     assert told == [False, True]
     assert ranks.methods.count("keep_snapshot") == 1
+
+
+async def test_a_gradient_that_is_never_finite_ends_the_run(events):
+    class Diverged(Ranks):
+        async def update_actor(self, batch: KVBatchMeta) -> dict[str, float]:
+            return {"actor/steps_not_finite": 2.0, "actor/optimizer_steps": 0.0}
+
+    update = Update(config(), Diverged(), None, events, "train")
+    await run(update)
+    await run(update)
+    with pytest.raises(FloatingPointError, match=r"not finite in the last 3 updates \(step 5\)"):
+        await run(update)

@@ -257,3 +257,13 @@ def test_every_metric_of_the_actor_is_in_the_table_of_metrics(model: str) -> Non
     metrics = group.compute_log_prob(batch) | group.update_actor(batch)
     group.shutdown()
     check_step_metrics(metrics)
+
+
+def test_weights_that_are_not_finite_are_not_published(model: str, tmp_path: Path) -> None:
+    batch, store = make_rows(2, 2)
+    group = start(model, store, lr=1e38)
+    for _ in range(2):
+        group.update_actor(batch)
+    with pytest.raises(WorkerFailed, match=r"weights of version 2 are not finite .* has diverged"):
+        group.publish_weights(2, str(tmp_path))
+    group.shutdown()

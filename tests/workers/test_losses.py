@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -97,3 +99,21 @@ def test_rows_that_do_not_count_leave_the_denominators_and_none_at_all_is_no_ste
         loss_weights(Rows([NOTHING] * 2, [2, 2], {"loss_mask": [zero, zero]}), keys, config, lambda values: values)
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("None", "returned NoneType; it returns a PolicyLoss"),
+        ("PolicyLoss(inputs.log_probs.sum(), inputs.log_probs)", r"loss is \(\); it is one value per token, \(6,\)"),
+        ("PolicyLoss(inputs.log_probs, inputs.log_probs[:, None])", r"log_ratio is \(6, 1\)"),
+        ("PolicyLoss(inputs.log_probs, inputs.log_probs, {'mine': 3})", "mine is int"),
+    ],
+)
+def test_a_loss_of_a_users_that_returns_something_else_is_named(tmp_path: Path, body: str, says: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"from streamrl.algorithms.policy_losses import PolicyLoss\ndef mine(inputs, settings):\n    return {body}\n"
+    )
+    with pytest.raises((TypeError, ValueError), match=says):
+        ActorLoss(ActorConfig(), f"{file}:mine")(outputs())
