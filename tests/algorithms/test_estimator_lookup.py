@@ -9,6 +9,7 @@ import pytest
 
 from agent_loop.plugins import PluginError
 from streamrl.algorithms.advantages import ADVANTAGE_ESTIMATORS, estimator
+from streamrl.algorithms.advantages.estimator import EstimatorError
 
 FILE = """
 from streamrl.algorithms.advantages import register_advantage
@@ -58,3 +59,23 @@ def test_a_function_registered_in_a_file_keeps_what_it_was_registered_with(file:
 def test_what_is_no_estimator_is_refused_with_what_there_is(file: Path, spec: str, message: str) -> None:
     with pytest.raises(PluginError, match=message):
         estimator(spec.replace("{file}", str(file)))
+
+
+@pytest.mark.parametrize(
+    "returned", ["None", "3.0", "scores[:1]", "scores[:, None]", "['a', 'b']", "[[1], [1, 2]]", "scores / 0"]
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_what_is_not_one_number_per_session_is_an_error_that_names_the_estimator(tmp_path: Path, returned: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def odd(scores, group_index): return {returned}\n")
+    with pytest.raises(EstimatorError, match=r"mine.py:odd' should return .* per session; it returned"):
+        estimator(f"{tmp_path}/mine.py:odd").sessions(np.ones(2), np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize(
+    "returned", ["None", "rewards", "(rewards, None)", "(rewards, rewards[:1])", "(rewards, [[1], 2])"]
+)
+def test_what_is_not_two_arrays_per_row_is_an_error_that_names_the_estimator(file: Path, returned: str) -> None:
+    file.write_text(FILE.replace("[gamma * r * m for r, m in zip(rewards, masks)], list(values)", returned))
+    found = estimator(f"{file}:as_rewarded")
+    with pytest.raises(EstimatorError, match=r"'as_rewarded' should return .* it returned"):
+        found.tokens([np.ones(2), np.ones(3)], [np.ones(2), np.ones(3)], [np.ones(2), np.ones(3)])

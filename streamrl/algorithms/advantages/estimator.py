@@ -10,6 +10,7 @@ takes (`norm_by_std`, `weights`, `gamma`, `lam`); it is given exactly those.
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from agent_loop.plugins import PluginError, Registry, is_path_spec, load_from_file
+from streamrl.errors import UserError
 
 Arrays = Sequence[np.ndarray]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,6 +26,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 NEEDS = {"lengths": "lengths", "baselines": "baseline", "components": "components", "values": "values"}
 """Argument of an estimator → the need it expresses: `lengths`, sampled tokens per session; `baseline`, the score of the
 greedy answer to the same prompt; `components`, the parts of the score; `values`, a critic."""
+
+
+class EstimatorError(UserError, ValueError):
+    """A function that returned no advantages. The message names it, what it returned and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,8 @@ class Estimator:
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
         """f64[N] from scores f64[N] and group_index i64[N]; lengths f64[N], baselines f64[N], components f64[N, K],
-        their weights f64[K]. Raises ValueError when something it needs is missing."""
+        their weights f64[K]. Raises ValueError when something it needs is missing, EstimatorError for what is no such
+        array."""
         if self.per_session is None:
             raise ValueError(f"advantage estimator {self.name!r} works on tokens: call it on the ranks")
         given = {
@@ -68,16 +75,49 @@ class Estimator:
             "components": components,
             "weights": weights,
         }
-        return self.per_session(scores, group_index, **self._accepted(self.per_session, given))
+        made = self.per_session(scores, group_index, **self._accepted(self.per_session, given))
+        values = self._numbers(made, len(scores), "one number per session")
+        if not np.isfinite(values).all():
+            raise self._nonsense("one finite number per session", made)
+        return values
 
     def tokens(
         self, rewards: Arrays, masks: Arrays, values: Arrays | None = None, *, gamma: float = 1.0, lam: float = 1.0
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """(advantages, returns), f64[R] per row, before whitening. Raises ValueError when values are missing."""
+        """(advantages, returns), f64[R] per row, before whitening. Raises ValueError when values are missing,
+        EstimatorError for what are no such arrays."""
         if self.per_token is None:
             raise ValueError(f"advantage estimator {self.name!r} works on sessions: call it in the trainer")
         given = {"values": values, "gamma": gamma, "lam": lam}
-        return self.per_token(rewards, masks, **self._accepted(self.per_token, given))
+        made = self.per_token(rewards, masks, **self._accepted(self.per_token, given))
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise self._nonsense("(advantages, returns)", made)
+        return self._per_row(made[0], rewards), self._per_row(made[1], rewards)
+
+    def _per_row(self, made: Any, rewards: Arrays) -> list[np.ndarray]:
+        if not isinstance(made, Sequence | np.ndarray) or len(made) != len(rewards):
+            raise self._nonsense(f"a list of {len(rewards)} arrays, one per row", made)
+        return [
+            self._numbers(row, len(reward), "one number per token of the row")
+            for row, reward in zip(made, rewards, strict=True)
+        ]
+
+    def _numbers(self, made: Any, size: int, meaning: str) -> np.ndarray:
+        """f64[size]."""
+        try:
+            found = np.asarray(made)
+        except (ValueError, TypeError) as error:  # a ragged list
+            raise self._nonsense(f"{size} numbers, {meaning}", made) from error
+        if found.shape != (size,) or found.dtype.kind not in "fiub":
+            raise self._nonsense(f"{size} numbers, {meaning}", made)
+        return found.astype(np.float64, copy=False)
+
+    def _nonsense(self, expected: str, made: Any) -> EstimatorError:
+        shaped = isinstance(made, np.ndarray) and made.ndim != 1
+        what = f"of shape {made.shape}" if shaped else reprlib.repr(made)
+        return EstimatorError(
+            f"advantage estimator {self.name!r} should return {expected}; it returned {type(made).__name__} {what}"
+        )
 
     def _accepted(self, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         taken = {name: value for name, value in given.items() if name in inspect.signature(function).parameters}
