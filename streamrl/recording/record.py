@@ -3,17 +3,21 @@
 trajectories/step-000012-r1-0.safetensors     rows that rank 1 trained in the first update of step 12
     input_ids, response_mask, rollout_log_probs, weight_versions    all rows one after the other
     rows (JSON, in the header)                                      key, tag and lengths of each
+    blake2b (in the header)                                         digest of all this
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from streamrl.errors import UserError
@@ -23,6 +27,7 @@ from transfer_queue.keys import split_row_key
 
 DIRECTORY = "trajectories"
 FIELDS = RECORDED
+Length = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RecordError(UserError):
@@ -55,7 +60,8 @@ class RecordWriter:
         rows = [[k, tag, len(i), len(m)] for k, tag, i, m in zip(keys, tags, ids, masks, strict=True)]
         path = self.directory / f"{prefix}{self._written}.safetensors"
         draft = path.with_suffix(".draft")
-        save_file({name: np.concatenate(columns[name]) for name in FIELDS}, draft, metadata={"rows": json.dumps(rows)})
+        flat, header = {name: np.concatenate(columns[name]) for name in FIELDS}, json.dumps(rows)
+        save_file(flat, draft, metadata={"rows": header, "blake2b": _digest(header, flat)})
         os.replace(draft, path)
         self._written += 1
 
@@ -79,7 +85,8 @@ class Recording:
     def __post_init__(self) -> None:
         """Raises RecordError."""
         self.steps = {done.step: done for done in read_batch_log(self.run / "batches.jsonl")}
-        recorded = {int(path.name.split("-")[1]) for path in (self.run / DIRECTORY).glob("step-*.safetensors")}
+        names = [path.name for path in (self.run / DIRECTORY).glob("step-*.safetensors")]
+        recorded = {int(found[1]) for name in names if (found := re.match(r"step-(\d{1,18})-", name))}
         if not recorded:
             raise RecordError(f"{self.run} holds no trajectories; record a run with trainer.record=true first")
         if missing := sorted(set(self.steps) - recorded):
@@ -103,15 +110,34 @@ class Recording:
         return found
 
 
+def _digest(header: str, flat: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.blake2b(header.encode(), digest_size=16)
+    for name in FIELDS:
+        digest.update(np.ascontiguousarray(flat[name]))
+    return digest.hexdigest()
+
+
 def _read(path: Path) -> list[RecordedRow]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "numpy") as file:
-            rows = json.loads(file.metadata()["rows"])
+            header, digest = file.metadata()["rows"], file.metadata()["blake2b"]
             flat = {name: file.get_tensor(name) for name in FIELDS}
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise RecordError(f"{path} is damaged: {error}") from error
+        rows = msgspec.convert(json.loads(header), list[tuple[str, dict[str, Any], Length, Length]])
+        for key, *_ in rows:
+            split_row_key(key)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise RecordError(f"{path} is damaged: {type(error).__name__}: {error}; record the run again") from error
+    if digest != _digest(header, flat):
+        raise RecordError(f"{path} is damaged: its digest is another; record the run again")
+    for name in FIELDS:
+        tokens = sum(ids if name == "input_ids" else responses for _, _, ids, responses in rows)
+        if flat[name].shape != (tokens,):
+            raise RecordError(
+                f"{path} is damaged: {name} has shape {list(flat[name].shape)}, its {len(rows)} rows say [{tokens}]; "
+                "record the run again"
+            )
     found, places = [], dict.fromkeys(FIELDS, 0)
     for key, tag, ids, responses in rows:
         columns = {}

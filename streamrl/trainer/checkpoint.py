@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from streamrl.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -43,6 +45,14 @@ class TrainerState:
     kl: dict[str, float] = field(default_factory=dict)
     """State of the KL penalty's coefficient."""
     format: int = FORMAT
+
+
+class _Manifest(msgspec.Struct):
+    """manifest.json: exactly the other files of the checkpoint are in it."""
+
+    format: int
+    step: int
+    files: dict[str, dict[str, int | str]]
 
 
 class CheckpointStore:
@@ -87,22 +97,23 @@ class CheckpointStore:
         return steps[-self._keep :][0]
 
     def load(self, step: int) -> TrainerState:
-        """Verify every digest and return the trainer's part. Raises CheckpointError."""
+        """The trainer's part, once every file is known to be there, listed and unchanged. Raises CheckpointError."""
         path = self.path(step)
         try:
-            manifest = json.loads((path / MANIFEST).read_text())
-            state = json.loads((path / "trainer.json").read_text())
-            files = dict(manifest["files"])
-            restored = TrainerState(**state)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"checkpoint {path} cannot be read: {error!r}. {_REMEDY}") from error
-        if manifest.get("format") != FORMAT or manifest.get("step") != step:
+            manifest = msgspec.convert(json.loads((path / MANIFEST).read_text()), _Manifest)
+            state = TrainerState(**json.loads((path / "trainer.json").read_text()))
+            restored = msgspec.convert(asdict(state), TrainerState)  # the types of its values
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
-                f"checkpoint {path} has format {manifest.get('format')}, step {manifest.get('step')}. {_REMEDY}"
-            )
-        for name, expected in files.items():
-            file = path / name
-            if not file.is_file() or _digest(file) != expected:
+                f"checkpoint {path} cannot be read: {type(error).__name__}: {error}. {_REMEDY}"
+            ) from error
+        if manifest.format != FORMAT or not manifest.step == restored.step == step:
+            raise CheckpointError(f"checkpoint {path} has format {manifest.format}, step {manifest.step}. {_REMEDY}")
+        there = _files(path)
+        if unlisted := sorted(there - manifest.files.keys() - {MANIFEST}):
+            raise CheckpointError(f"checkpoint {path} is damaged: {unlisted[0]} is not in {MANIFEST}. {_REMEDY}")
+        for name, expected in manifest.files.items():
+            if name not in there or _digest(path / name) != expected:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or has changed. {_REMEDY}")
         return restored
 
@@ -111,18 +122,21 @@ _REMEDY = "Bring it back from a copy, or start anew with trainer.resume_mode=dis
 
 
 def _seal(draft: Path, step: int) -> None:
-    files: dict[str, dict[str, object]] = {}
-    for file in sorted(draft.rglob("*")):
-        if file.is_file():
-            _sync(file)
-            files[str(file.relative_to(draft))] = _digest(file)
+    files: dict[str, dict[str, int | str]] = {}
+    for name in sorted(_files(draft)):
+        _sync(draft / name)
+        files[name] = _digest(draft / name)
     manifest = draft / MANIFEST
     manifest.write_text(json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1))
     _sync(manifest)
     _sync(draft)
 
 
-def _digest(file: Path) -> dict[str, object]:
+def _files(directory: Path) -> set[str]:
+    return {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
+
+
+def _digest(file: Path) -> dict[str, int | str]:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
     return {"bytes": file.stat().st_size, "blake2b": digest.hexdigest()}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from streamrl.config import StreamRLConfig
 from streamrl.monitor.metrics_log import read_metrics
-from streamrl.recording.record import RecordError, Recording, RecordWriter
+from streamrl.recording.record import FIELDS, RecordError, Recording, RecordWriter, _digest
 from streamrl.trainer.batch_log import BatchLog, read_batch_log
 from tests.runtime.test_local_run import run
 
@@ -83,6 +86,48 @@ def test_what_is_not_recorded_is_an_error_that_says_so(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(RecordError, match=r"record a run with trainer.record=true"):
         Recording(tmp_path)
+
+
+def lie(file: Path, *, rows: object, signed: bool) -> None:
+    """Writes the file again with another header, with or without its digest."""
+    with safe_open(file, "numpy") as read:
+        flat, digest = {name: read.get_tensor(name) for name in FIELDS}, read.metadata()["blake2b"]
+    header = rows if isinstance(rows, str) else json.dumps(rows)
+    save_file(flat, file, metadata={"rows": header, "blake2b": _digest(header, flat) if signed else digest})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["p0_1_0", {}, 5, 3], ["p0_0_0", {}, 400, 2]],
+        [["p0_1_0", {}, 9, 5]] * 2,
+        [["p0_1_0", {}, 10, 6], ["p0_0_0", {}, -1, -1]],
+        [["p0_1_0", {}, "5", 3], ["p0_0_0", {}, 4, 2]],
+        [["p0_1_0", None, 5, 3], ["p0_0_0", {}, 4, 2]],
+        [[7, {}, 5, 3], ["p0_0_0", {}, 4, 2]],
+        [["nokey", {}, 5, 3], ["p0_0_0", {}, 4, 2]],
+        [3], 3, {}, "[" * 100_000, "{",
+    ],
+)  # fmt: skip
+def test_a_header_that_lies_about_its_rows_is_damage(tmp_path: Path, rows: object) -> None:
+    written(tmp_path)
+    [file] = (tmp_path / "trajectories").iterdir()
+    lie(file, rows=rows, signed=True)
+    with pytest.raises(RecordError, match="is damaged"):
+        Recording(tmp_path).group("p0")
+
+
+def test_rows_or_tokens_that_are_not_those_recorded_are_damage(tmp_path: Path) -> None:
+    written(tmp_path)
+    [file] = (tmp_path / "trajectories").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(RecordError, match="its digest is another"):
+        Recording(tmp_path).group("p0")
+    file.write_bytes(whole)
+    lie(file, rows=[["p0_0_0", {}, 5, 3], ["p0_1_0", {}, 4, 2]], signed=False)
+    with pytest.raises(RecordError, match="its digest is another"):
+        Recording(tmp_path).group("p0")
 
 
 def test_a_replay_names_a_run_directory(make_config, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ async def test_a_checkpoint_that_does_not_say_what_it_holds_is_refused(
 ) -> None:
     store = CheckpointStore(tmp_path)
     await store.save(TrainerState(2, 0), save_shard)
-    (tmp_path / "global_step_2" / name).write_text(text)  # noqa: ASYNC240
+    (tmp_path / "global_step_2" / name).write_text(text)
     with pytest.raises(CheckpointError, match=says):
         store.load(2)
 
