@@ -12,10 +12,12 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from agent_loop.plugins import Registry
 from agent_loop.rendering.chat import ChatTokenizer
+from agent_loop.threads import in_daemon_thread
 from agent_loop.trajectory import Trajectory
 
 REWARDS: Registry[Callable[..., Any]] = Registry("reward")
@@ -38,9 +40,9 @@ class Score:
 
 
 class RewardFunction:
-    """One reward of a run. A synchronous function that the user brought runs in a thread, so that it cannot stop the
-    other sessions and its time-out holds; a registered one is quick and runs in place. `threads=False` runs it in
-    place too (a virtual clock does not know that a thread is busy)."""
+    """One reward of a run. A synchronous function that the user brought runs in a daemon thread: it cannot stop the
+    other sessions or keep the process, and its time-out holds. A registered one is quick and runs in place.
+    `threads=False` runs it in place too (a virtual clock does not know that a thread is busy)."""
 
     def __init__(
         self, spec: str, *, timeout: float = 60.0, kwargs: Mapping[str, Any] | None = None, threads: bool = True
@@ -77,16 +79,8 @@ class RewardFunction:
             return await self._compute(**arguments, **self._kwargs)
         if self._in_place:
             return self._compute(**arguments, **self._kwargs)
-        return await asyncio.to_thread(self._contained, arguments)
-
-    def _contained(self, arguments: dict[str, Any]) -> Any:
-        """In a thread: a future cannot carry every exception (StopIteration, SystemExit) to the event loop."""
-        try:
-            return self._compute(**arguments, **self._kwargs)
-        except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, StopIteration):
-                raise
-            raise RewardError(f"reward {self.spec!r} raised {type(error).__name__}: {error}") from error
+        compute = partial(self._compute, **arguments, **self._kwargs)
+        return await in_daemon_thread(compute, f"reward {self.spec!r}")
 
 
 def _as_score(spec: str, result: Any) -> Score:

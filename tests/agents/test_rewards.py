@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,9 @@ def nothing(**kwargs): return None
 def infinite(**kwargs): return float("inf")
 async def sleepy(**kwargs): await asyncio.sleep(60)
 def hung(**kwargs): time.sleep(0.5)
+def hung_for_good(**kwargs): time.sleep(1e6)
+def leaving(**kwargs): raise SystemExit(3)
+def stopping(**kwargs): raise StopIteration("x")
 """
 
 
@@ -73,6 +78,31 @@ async def test_a_reward_has_a_time_out_even_if_it_blocks(file: Path, name: str) 
     with pytest.raises(RewardError, match=r"gave no score within 0\.05 s"):
         await RewardFunction(f"{file}:{name}", timeout=0.05)(ROW, trajectory("= 391"), CHAT)
     assert time.monotonic() - begun < 0.4
+
+
+@pytest.mark.parametrize(("name", "raised"), [("leaving", "SystemExit: 3"), ("stopping", "StopIteration: x")])
+async def test_what_a_thread_cannot_hand_over_is_an_error_that_names_it(file: Path, name: str, raised: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"{name}' raised {raised}"):
+        await RewardFunction(f"{file}:{name}", timeout=5.0)(ROW, trajectory("= 391"), CHAT)
+
+
+HANGS = """
+import asyncio, sys
+from agent_loop.rewards import RewardError, RewardFunction
+from tests.agents.test_rewards import CHAT, ROW, trajectory
+try:
+    asyncio.run(RewardFunction(sys.argv[1], timeout=0.1)(ROW, trajectory("= 391"), CHAT))
+except RewardError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_reward_that_hangs_for_good_does_not_keep_the_process(file: Path) -> None:
+    spec = f"{file}:hung_for_good"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", HANGS, spec], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("gave no score within 0.1 s")
 
 
 async def test_the_last_integer_of_the_last_turn_counts_not_the_tools() -> None:

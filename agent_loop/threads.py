@@ -1,0 +1,49 @@
+"""A user's blocking function beside the event loop, in a thread that nothing waits for.
+
+`asyncio.to_thread` runs it in a pool whose threads are joined at exit: one function that hangs keeps the process for
+ever. Here every call has a daemon thread of its own, so one that hangs neither holds up the others nor the exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_daemon_thread(function: Callable[[], T], name: str = "user code") -> T:
+    """What `function` returns, or raises. Cancelling gives up the answer; the thread runs on.
+
+    Raises RuntimeError for what a future cannot carry (StopIteration) or would end the loop (SystemExit and its like).
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(set_it: Callable[[], None]) -> None:
+        if not answer.done():
+            set_it()
+
+    def deliver(set_it: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(settle, set_it)
+
+    def run() -> None:
+        try:
+            result = context.run(function)
+        except BaseException as caught:  # noqa: BLE001 (handed to whoever awaits)
+            error: BaseException = caught
+            if isinstance(caught, StopIteration) or not isinstance(caught, Exception):
+                error = RuntimeError(f"{name} raised {type(caught).__name__}: {caught}")
+                error.__cause__ = caught
+            deliver(lambda: answer.set_exception(error))
+        else:
+            deliver(lambda: answer.set_result(result))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await answer
