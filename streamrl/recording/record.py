@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
 from streamrl.trainer.batch_log import TrainedStep, read_batch_log
 from streamrl.workers.contract import RECORDED
@@ -93,6 +94,22 @@ class Recording:
             raise RecordError(f"{self.run / DIRECTORY} has no trajectories of step {missing[0]}, which was trained")
         self._step_of = {uid: step for step, done in self.steps.items() for uid in done.uids}
 
+    def check(self, config: StreamRLConfig) -> None:
+        """Raises RecordError when a run of this configuration would ask for other groups than were recorded."""
+        first = self.steps[min(self.steps)]
+        sessions = {split_row_key(row.key).session for row in self.group(first.uids[0])}
+        batch, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+        if len(first.uids) != batch:
+            raise RecordError(
+                f"{self.run} trained {len(first.uids)} prompts per step, data.train_batch_size is {batch}; a replay has "
+                "the batches of its recording"
+            )
+        if len(sessions) != n and config.data.custom_cls.path is None:
+            raise RecordError(
+                f"{self.run} recorded {len(sessions)} samples of prompt {first.uids[0]}, actor_rollout_ref.rollout.n is "
+                f"{n}; a replay has the samples of its recording"
+            )
+
     def group(self, uid: str) -> list[RecordedRow]:
         """The rows of a prompt group, in order. Raises RecordError for one that was not trained."""
         step = self._step_of.get(uid)
@@ -113,8 +130,17 @@ class Recording:
 def _digest(header: str, flat: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.blake2b(header.encode(), digest_size=16)
     for name in FIELDS:
-        digest.update(np.ascontiguousarray(flat[name]))
+        digest.update(np.ascontiguousarray(flat[name]).data)
     return digest.hexdigest()
+
+
+def open_recording(config: StreamRLConfig) -> Recording | None:
+    """Of `trainer.replay`, if it is set. Raises RecordError when it does not fit."""
+    if config.trainer.replay is None:
+        return None
+    recording = Recording(Path(config.trainer.replay))
+    recording.check(config)
+    return recording
 
 
 def _read(path: Path) -> list[RecordedRow]:
