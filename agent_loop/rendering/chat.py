@@ -27,6 +27,12 @@ _ASKED, _ANSWERED = "a question", "AN-ANSWER-OF-THE-ASSISTANT"
 """A made-up turn, in whose place the real history stands."""
 
 
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""A template runs over whatever stands in the messages."""
+
+
 class RenderingError(ValueError):
     """The model directory or its chat template cannot render what was asked."""
 
@@ -113,8 +119,9 @@ class ChatTokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **self.special,
             )
-        except jinja2.TemplateError as error:
-            raise RenderingError(f"the chat template failed on {len(messages)} messages: {error}") from error
+        except TEMPLATE_ERRORS as error:
+            kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            raise RenderingError(f"the chat template failed on {len(messages)} messages: {kind}{error}") from error
 
     def _disarm(self, text: str) -> str:
         """Without special tokens, also without those that arise when one is taken out of the middle of another."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from streamrl.data.columns import DEFAULT, Columns
 from streamrl.data.lengths import PromptLimit
 from streamrl.data.order import permutation
-from streamrl.data.reading import Placed, rows_of
+from streamrl.data.reading import Place, Placed, rows_of
 from streamrl.data.rows import prompt_row
 from streamrl.errors import DatasetError
 
@@ -54,14 +54,17 @@ class PromptDataset:
         max_samples: int = -1,
         columns: Columns = DEFAULT,
         limit: PromptLimit | None = None,
+        check: Callable[[dict[str, Any], Place], None] | None = None,
     ) -> PromptDataset:
-        """Rows as some framework wrote them, checked. With `max_samples` >= 0 a part of them, drawn by the seed if
-        `shuffle`, else the first; `limit` then says what happens to long prompts. Raises DatasetError naming file, line
-        and column; `source` is the word for all rows in it."""
+        """Rows as some framework wrote them, checked, by `check` too. With `max_samples` >= 0 a part of them, drawn by
+        the seed if `shuffle`, else the first; `limit` then says what happens to long prompts. Raises DatasetError
+        naming file, line and column; `source` is the word for all rows in it."""
         places, prompts = [], []
         for place, row in rows:
             places.append(place)
             prompts.append(prompt_row(row, place, columns))
+            if check is not None:
+                check(prompts[-1], place)
         if 0 <= max_samples < len(prompts):
             chosen = permutation(len(prompts), seed, -1) if shuffle else np.arange(len(prompts))
             kept = np.sort(chosen[:max_samples])

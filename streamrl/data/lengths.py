@@ -99,7 +99,7 @@ class PromptLimit:
             try:
                 yield self.chat.prompt_text(row["raw_prompt"], self.schemas(row))
             except (RenderingError, PluginError) as error:
-                raise DatasetError(f"{place}: {error}") from error
+                raise DatasetError(f"{place}: the prompt cannot be rendered: {error}") from error
 
     def _digest(self, rows: Sequence[dict[str, Any]], places: Sequence[Place]) -> str:
         digest = xxhash.xxh3_128(f"{self.max_tokens} {self.chat.tokenizer.to_str()}".encode())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import agent_loop.loops.single_turn  # noqa: F401  # registers itself
+from agent_loop.loop import AGENT_LOOPS
 from agent_loop.loops.tool import selected_tools
-from agent_loop.plugins import PluginError, load_from_file
+from agent_loop.plugins import PluginError, is_path_spec, load_from_file
 from agent_loop.rendering.chat import ChatTokenizer, RenderingError
 from agent_loop.tools.base import Tool, load_tool, tool_schema
 from streamrl.config import StreamRLConfig
@@ -14,7 +17,7 @@ from streamrl.config.sections.data import DataConfig
 from streamrl.data.columns import Columns
 from streamrl.data.dataset import PromptDataset
 from streamrl.data.lengths import PromptLimit
-from streamrl.data.reading import Placed, rows_from, rows_of
+from streamrl.data.reading import Place, Placed, found, rows_from, rows_of
 from streamrl.errors import DatasetError
 
 
@@ -53,7 +56,32 @@ def _dataset(
         max_samples=max_samples,
         columns=columns_of(config.data),
         limit=_limit(config),
+        check=AgentNames(config.actor_rollout_ref.rollout.agent.default_agent_loop).check,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AgentNames:
+    """The agent loops that rows may name: registered ones and the configured default. A row never loads a file."""
+
+    default: str
+
+    def check(self, row: dict[str, Any], place: Place) -> None:
+        """Raises DatasetError for a row that names none of them."""
+        name = row["agent_name"]
+        if name is None or name == self.default or name in AGENT_LOOPS:
+            return
+        if is_path_spec(self.default):  # its file may register others
+            try:
+                load_from_file(self.default, "agent loop")
+            except PluginError as error:
+                raise DatasetError(f"actor_rollout_ref.rollout.agent.default_agent_loop: {error}") from error
+        if name not in AGENT_LOOPS:
+            known = ", ".join(sorted({*AGENT_LOOPS.names(), self.default}))
+            raise DatasetError(
+                f"{place}, column 'agent_name': there is no agent loop {found(name)}; rows may name {known} (one more "
+                "may be set as actor_rollout_ref.rollout.agent.default_agent_loop)"
+            )
 
 
 def columns_of(data: DataConfig) -> Columns:

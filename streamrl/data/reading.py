@@ -90,7 +90,7 @@ def _parsed(text: bytes, place: Place) -> Any:
     except json.JSONDecodeError as error:
         where = f"{place.file}, line {error.lineno}" if place.unit == "row" else place
         raise DatasetError(f"{where}: not valid JSON at character {error.colno}: {error.msg}") from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, an integer of thousands of digits, nested too deeply
         raise DatasetError(f"{place}: not valid JSON: {error}") from error
 
 
@@ -122,11 +122,30 @@ def _batches(file: Path, batches: Callable[[], Iterable[Any]]) -> Iterator[tuple
     try:
         for batch in batches():
             for start in range(0, len(batch), 1024):  # as Python values a batch takes ten times its bytes
-                for row in batch.slice(start, 1024).to_pylist():
+                part = batch.slice(start, 1024)
+                for row in _python(part, file, number):
                     number += 1
                     yield Place(file, "row", number), row
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{file}: a column's name is not UTF-8: {error}; rename the column") from error
     except ArrowException as error:
         raise DatasetError(f"{file}: not a readable {file.suffix[1:]} file (after row {number}): {error}") from error
+
+
+def _python(batch: Any, file: Path, before: int) -> list[dict[str, Any]]:
+    """The rows of a batch that follow `before` others. Raises DatasetError naming row and column of bad text."""
+    names = batch.schema.names
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        for number in range(len(batch)):
+            for name, column in zip(names, batch.columns, strict=True):
+                try:
+                    column[number].as_py()
+                except UnicodeDecodeError as error:
+                    place = Place(file, "row", before + number + 1)
+                    raise DatasetError(f"{place}, column {name!r}: not UTF-8: {error}; write it again") from error
+        raise
 
 
 def _pyarrow(file: Path, module: str) -> Any:

@@ -1,6 +1,7 @@
 """A prompt row, checked once. Where each column comes from: streamrl.data.columns.
 
-raw_prompt      list of chat messages {"role", "content"}; a plain string is one user message          required
+raw_prompt      list of chat messages {"role", "content"}; a plain string is one user message,
+                and {"type": "text"} parts of a content are joined to a string                         required
 data_source     string; a row with a bare answer and none of it is of the source its file is named after
 reward_model    object with "ground_truth"; a bare answer becomes {"style": "rule", "ground_truth": answer}   required
 extra_info      object; with a bare answer, the row's further columns are in it, too
@@ -113,11 +114,26 @@ def _messages(reader: _Reader) -> list[dict[str, Any]]:
                 f"{reader.at('prompt')}, message {number}: expected {{'role': one of {', '.join(ROLES)}, "
                 f"'content': a string}}, found {found(message)}"
             )
-    return value
+        calls = message.get("tool_calls")
+        if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+            raise DatasetError(
+                f"{reader.at('prompt')}, message {number}: expected tool_calls as a list of objects, found "
+                f"{found(calls)}"
+            )
+    return [message | {"content": _text(message["content"])} for message in value]
 
 
 def _is_content(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, dict) for part in value))
+
+
+def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Parts that are all text as one text, a line each, which every chat template can render."""
+    if isinstance(content, str) or not all(isinstance(part.get("text"), str) for part in content):
+        return content
+    if any(part.get("type", "text") != "text" for part in content):
+        return content
+    return "\n".join(part["text"] for part in content)
 
 
 def _names(reader: _Reader) -> list[str] | None:

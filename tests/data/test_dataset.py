@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.loop import AGENT_LOOPS
 from streamrl.config import from_dict
 from streamrl.data import DatasetError, PromptDataset, train_dataset, training_steps, val_dataset
 from streamrl.data.order import permutation
@@ -97,3 +98,39 @@ def test_fewer_prompts_than_a_batch_are_an_error(file: str):
     config = from_dict({"data": {"train_files": [file], "train_max_samples": 5, "train_batch_size": 8}})
     with pytest.raises(DatasetError, match="5 prompts are fewer than data.train_batch_size=8"):
         train_dataset(config)
+
+
+def named(file: str, agent: str, default: str = "single_turn_agent") -> PromptDataset:
+    """A file of 8 rows whose last names an agent."""
+    lines = Path(file).read_text().splitlines()[:8]
+    Path(file).write_text("\n".join([*lines[:-1], json.dumps(json.loads(lines[-1]) | {"agent_name": agent})]))
+    rollout = {"agent": {"default_agent_loop": default}}
+    data = {"train_files": [file], "train_batch_size": 8}
+    return train_dataset(from_dict({"data": data, "actor_rollout_ref": {"rollout": rollout}}))
+
+
+LOOPS = """
+from agent_loop.loop import register_agent_loop
+
+@register_agent_loop("registered_beside")
+class Loop: ...
+"""
+
+
+def test_rows_may_name_a_registered_loop_the_default_and_what_its_file_registers(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(AGENT_LOOPS, "_entries", dict(AGENT_LOOPS._entries))
+    (tmp_path / "mine.py").write_text(LOOPS)
+    default = f"{tmp_path}/mine.py:Loop"
+    for agent in ("tool_agent", default, "registered_beside"):
+        assert len(named(file, agent, default)) == 8
+
+
+@pytest.mark.parametrize("agent", ["tool_agnt", "@tmp/mine.py:Loop"])
+def test_a_row_that_names_another_loop_is_refused_at_start_and_no_file_is_loaded(file: str, tmp_path: Path, agent: str):
+    (tmp_path / "mine.py").write_text("raise SystemExit('imported')")
+    with pytest.raises(
+        DatasetError, match=r"line 8, column 'agent_name': there is no .*rows may name single_turn_agent"
+    ):
+        named(file, agent.replace("@tmp", str(tmp_path)))

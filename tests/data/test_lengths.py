@@ -129,3 +129,12 @@ def test_the_start_says_what_was_left_out(valid: list[str], tmp_path: Path, caps
     assert f"train.jsonl, line 1: the prompt has {tokens(SUM)} tokens" in capsys.readouterr().err
     assert train([*valid, length, "--dry-run", "data.filter_overlong_prompts=True"]) == 0
     assert f"note: data.train_files: 10 of 40 prompts are longer than {length} tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("message", [{"content": [{"type": "image"}]}, {"content": "", "tool_calls": [{}]}])
+def test_a_prompt_that_the_template_cannot_render_is_named(tmp_path: Path, message: dict[str, Any]):
+    shown = "{{ m.content + m.tool_calls[0].name.x if m.tool_calls else '' + m.content }}"
+    template = "{% for m in messages %}" + shown + "{% endfor %}"
+    file = file_of(tmp_path, "1?", [{"role": "assistant"} | message])
+    with pytest.raises(DatasetError, match="line 2: the prompt cannot be rendered: the chat template failed"):
+        read(file, PromptLimit(ChatTokenizer(CHAT.tokenizer, template, special={}), 100))

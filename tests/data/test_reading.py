@@ -158,3 +158,42 @@ def test_a_file_that_is_no_dataset_says_why(tmp_path: Path, name: str, content: 
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(DatasetError, match=r"there is no dataset file .*nowhere\.jsonl"):
         PromptDataset.from_files([tmp_path / "nowhere.jsonl"])
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_parts_of_text_are_one_text(tmp_path: Path, suffix: str):
+    parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]
+    row = GOOD | {"prompt": [{"role": "user", "content": parts, "tool_calls": None}]}
+    [message] = PromptDataset.from_files([written(tmp_path / f"a{suffix}", [row])]).row(0)["raw_prompt"]
+    assert (message["role"], message["content"]) == ("user", "hi\nthere")
+
+
+@pytest.mark.parametrize("calls", [5, "f", {"name": "f"}, [5]])
+def test_tool_calls_are_a_list_of_objects(tmp_path: Path, calls: Any):
+    row = GOOD | {"prompt": [{"role": "assistant", "content": "", "tool_calls": calls}]}
+    file = written(tmp_path / "a.jsonl", [GOOD, row])
+    with pytest.raises(DatasetError, match="line 2, column 'prompt', message 1: expected tool_calls as a list of obj"):
+        PromptDataset.from_files([file])
+
+
+def test_an_integer_of_thousands_of_digits_is_named_by_its_line(tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(f'{json.dumps(GOOD)}\n{{"prompt": {"9" * 5000}}}\n')
+    with pytest.raises(DatasetError, match=r"a.jsonl, line 2: not valid JSON: Exceeds the limit"):
+        PromptDataset.from_files([file])
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_text_in_a_table_that_is_not_utf8_is_named_by_row_and_column(tmp_path: Path, suffix: str):
+    file = written(tmp_path / f"a{suffix}", [GOOD | {"prompt": text} for text in ("a", "MARK", "c")])
+    file.write_bytes(file.read_bytes().replace(b"MARK", b"MAR\xff"))
+    with pytest.raises(DatasetError, match=rf"a{suffix}, row 2, column 'prompt': not UTF-8"):
+        PromptDataset.from_files([file])
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_column_whose_name_is_not_utf8_is_an_error_of_the_file(tmp_path: Path, suffix: str):
+    file = written(tmp_path / f"a{suffix}", [GOOD | {"MARK": 1}])
+    file.write_bytes(file.read_bytes().replace(b"MARK", b"MAR\xff"))
+    with pytest.raises(DatasetError, match=f"a{suffix}: "):
+        PromptDataset.from_files([file])
