@@ -40,12 +40,13 @@ class WorkerHandle(Protocol):
 
 class Spawner(Protocol):
     async def spawn(self, name: str) -> WorkerHandle:
-        """Start a worker whose leases are held under `name`."""
+        """Start a worker whose leases are held under `name`. An exception counts as the death of this worker; nothing
+        of it is left then, nor when the call is cancelled."""
         ...
 
 
 class WorkersKeepDying(RuntimeError):
-    """More restarts than a minute allows."""
+    """More restarts than a minute allows, or as many starts in a row that failed, however long each took."""
 
 
 RestartHook = Callable[[str, str], None]
@@ -85,13 +86,15 @@ class AgentLoopManager:
         self._spawn_timeout = spawn_timeout
         self._on_restart = on_restart
         self._recent: deque[float] = deque()
+        self._failed_starts = 0
+        """In a row. Starts that take long to fail never exceed what a minute allows."""
 
     @property
     def pids(self) -> dict[str, int | None]:
         return {name: worker.pid for name, worker in self.workers.items()}
 
     async def run(self) -> None:
-        """Supervise until cancelled. Raises WorkersKeepDying, or what the spawner raised (in an ExceptionGroup)."""
+        """Supervise until cancelled. Raises WorkersKeepDying (in an ExceptionGroup)."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for index in range(self._num_workers):
@@ -103,26 +106,36 @@ class AgentLoopManager:
         attempt = 0
         while True:
             name = f"{self._name}-{index}" + (f"-{attempt}" if attempt else "")
-            worker = await self._spawn(name)
-            self.workers[name] = worker
-            if len(self.workers) == self._num_workers:
-                self.started.set()
-            reason = await worker.wait_dead()
-            del self.workers[name]
+            reason = await self._live(name)
             logger.warning("agent worker %s died: %s", name, reason)
             self._on_restart(name, reason)
             await self._release(name)
             self._count_restart(name, reason)
             attempt += 1
 
+    async def _live(self, name: str) -> str:
+        """The life of one worker, from its start to its death; the reason of that."""
+        try:
+            worker = await self._spawn(name)
+        except Exception as error:  # noqa: BLE001 (a spawner may fail in any way; the cause is counted and reported)
+            self._failed_starts += 1
+            return f"it could not be started: {_first_line(error)}"
+        self._failed_starts = 0
+        self.workers[name] = worker
+        if len(self.workers) == self._num_workers:
+            self.started.set()
+        reason = await worker.wait_dead()
+        del self.workers[name]
+        return reason
+
     async def _spawn(self, name: str) -> WorkerHandle:
         try:
-            async with asyncio.timeout(self._spawn_timeout):
+            async with asyncio.timeout(self._spawn_timeout) as limit:
                 return await self._spawner.spawn(name)
         except TimeoutError:
-            raise TimeoutError(
-                f"agent worker {name} did not start within {self._spawn_timeout:g} s; see its log"
-            ) from None
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"no answer within {self._spawn_timeout:g} s; see its log") from None
 
     async def _release(self, name: str) -> None:
         """Its groups go to others now; without this they would when the leases run out."""
@@ -142,6 +155,11 @@ class AgentLoopManager:
                 f"{len(self._recent)} agent workers died within a minute (at most {self._max_restarts} are replaced); "
                 f"the last, {name}: {reason}"
             )
+        if self._failed_starts > self._max_restarts:
+            raise WorkersKeepDying(
+                f"{self._failed_starts} starts of agent workers failed in a row (at most {self._max_restarts} may); "
+                f"the last, {name}: {reason}"
+            )
 
     async def _stop_all(self) -> None:
         results = await asyncio.gather(*(worker.stop() for worker in self.workers.values()), return_exceptions=True)
@@ -149,6 +167,11 @@ class AgentLoopManager:
             if isinstance(result, Exception):
                 logger.warning("agent worker %s did not stop cleanly: %r", name, result)
         self.workers.clear()
+
+
+def _first_line(error: Exception) -> str:
+    error = getattr(error, "cause", None) or error  # Ray's error for one of ours; its own text is a traceback
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class TaskWorker:

@@ -85,8 +85,12 @@ class RaySpawner:
         self._arguments = (config, address, dict(servers), str(run_dir))
 
     async def spawn(self, name: str) -> RayWorker:
-        actor = ray.remote(AgentWorkerActor).options(num_cpus=0, max_restarts=0, max_concurrency=16).remote()
-        pid = await _answer(actor.start.remote(name, *self._arguments))
+        actor: Any = ray.remote(AgentWorkerActor).options(num_cpus=0, max_restarts=0, max_concurrency=16).remote()
+        try:
+            pid = await _answer(actor.start.remote(name, *self._arguments))
+        except BaseException:  # also when it took too long
+            ray.kill(actor)
+            raise
         return RayWorker(name, actor, pid)
 
 

@@ -113,7 +113,73 @@ def test_cancelling_the_manager_leaves_no_worker_and_no_lease() -> None:
     run_virtual(main())
 
 
-def test_a_spawner_that_fails_is_the_managers_error() -> None:
+class Failing:
+    """A spawner whose starts fail as `failures` say, in turn; None is one that does not answer. Then it works."""
+
+    def __init__(self, inner: TaskSpawner, *failures: Exception | None, seconds: float = 0.0) -> None:
+        self.failures, self._inner, self._seconds = list(failures), inner, seconds
+
+    async def spawn(self, name: str) -> TaskWorker:
+        if not self.failures:
+            return await self._inner.spawn(name)
+        failure = self.failures.pop(0)
+        await asyncio.sleep(1e9 if failure is None else self._seconds)
+        assert failure
+        raise failure
+
+
+def test_a_worker_that_dies_while_it_is_started_is_replaced_like_any_other() -> None:
+    async def main() -> None:
+        restarts: list[tuple[str, str]] = []
+        async with farm("= 391") as f:
+            failing = Failing(spawner(f), RuntimeError("The actor is dead.\nIts log: …"), TimeoutError("mine"), None)
+            manager = AgentLoopManager(
+                failing, f.trainer, 1, spawn_timeout=5.0, on_restart=lambda *args: restarts.append(args)
+            )
+            f.tasks.create_task(manager.run())
+            await f.admit(["u"])
+            assert (await f.settled(1))["u"].state == "ready"
+            assert sorted(manager.workers) == ["agent-0-3"]
+            assert restarts == [
+                ("agent-0", "it could not be started: RuntimeError: The actor is dead."),
+                ("agent-0-1", "it could not be started: TimeoutError: mine"),
+                ("agent-0-2", "it could not be started: TimeoutError: no answer within 5 s; see its log"),
+            ]
+            assert manager.restarts == 3
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, "7 agent workers died"), (50.0, "7 starts of agent workers")])
+def test_starts_that_keep_failing_end_the_run_with_the_reason(seconds: float, told: str) -> None:
+    async def main() -> None:
+        async with farm() as f:
+            failing = Failing(spawner(f), *[OSError("no room")] * 100, seconds=seconds)
+            with pytest.raises(ExceptionGroup) as caught:
+                await AgentLoopManager(failing, f.trainer, 2).run()
+            error = caught.value.exceptions[0]
+            assert isinstance(error, WorkersKeepDying)
+            assert told in str(error)
+            assert str(error).endswith("it could not be started: OSError: no room")
+
+    run_virtual(main())
+
+
+def test_cancelling_the_manager_cancels_a_start() -> None:
+    async def main() -> None:
+        async with farm() as f:
+            manager = AgentLoopManager(Failing(spawner(f), None), f.trainer, 1)
+            run = asyncio.ensure_future(manager.run())
+            await asyncio.sleep(1)
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+            assert manager.restarts == 0
+
+    run_virtual(main())
+
+
+def test_a_name_that_no_worker_can_have_is_in_the_managers_error() -> None:
     async def main() -> None:
         async with farm() as f:
             manager = AgentLoopManager(spawner(f, default_agent_loop="tool_agnt"), f.trainer, 2)
