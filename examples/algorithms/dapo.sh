@@ -3,6 +3,7 @@
 # scored the same are replaced by others while generation goes on) and a soft punishment of overlong answers.
 # Short here: once nearly all answers are right, nearly all groups are filtered out, and a step waits for the few others.
 # https://arxiv.org/abs/2503.14476
+PATH="$(dirname "$0")/../../.venv/bin:$PATH"
 exec streamrl train experiment=calculator \
     algorithm.adv_estimator=grpo \
     algorithm.filter_groups.enable=true \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # GSPO: one ratio per sequence (the geometric mean of its tokens'), clipped where it is tiny.
 # https://arxiv.org/abs/2507.18071
+PATH="$(dirname "$0")/../../.venv/bin:$PATH"
 exec streamrl train experiment=calculator \
     algorithm.adv_estimator=grpo \
     actor_rollout_ref.actor.policy_loss.loss_mode=gspo \

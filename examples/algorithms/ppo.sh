@@ -2,6 +2,7 @@
 # PPO: a critic estimates each token's value, GAE turns the scores into advantages, and a penalty in the reward keeps
 # the policy near the reference. Generation and training take turns.
 # https://arxiv.org/abs/1707.06347, https://arxiv.org/abs/1506.02438
+PATH="$(dirname "$0")/../../.venv/bin:$PATH"
 exec streamrl train experiment=calculator \
     trainer.v1.trainer_mode=sync \
     algorithm.adv_estimator=gae \

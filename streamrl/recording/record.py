@@ -95,20 +95,25 @@ class Recording:
         self._step_of = {uid: step for step, done in self.steps.items() for uid in done.uids}
 
     def check(self, config: StreamRLConfig) -> None:
-        """Raises RecordError when a run of this configuration would ask for other groups than were recorded."""
-        first = self.steps[min(self.steps)]
-        sessions = {split_row_key(row.key).session for row in self.group(first.uids[0])}
-        batch, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+        """Raises RecordError when a run of this configuration would ask for other batches than were recorded."""
+        first, batch = self.steps[min(self.steps)], config.data.train_batch_size
         if len(first.uids) != batch:
             raise RecordError(
-                f"{self.run} trained {len(first.uids)} prompts per step, data.train_batch_size is {batch}; a replay has "
-                "the batches of its recording"
+                f"{self.run} trained {len(first.uids)} prompts per step, data.train_batch_size is {batch}: a replay "
+                "has the batches of its recording"
             )
-        if len(sessions) != n and config.data.custom_cls.path is None:
+
+    def sessions(self, uid: str, n: int) -> list[list[RecordedRow]]:
+        """The rows of a prompt group by session. Raises RecordError unless `n` were recorded."""
+        found: dict[int, list[RecordedRow]] = {}
+        for row in self.group(uid):
+            found.setdefault(split_row_key(row.key).session, []).append(row)
+        if set(found) != set(range(n)):
             raise RecordError(
-                f"{self.run} recorded {len(sessions)} samples of prompt {first.uids[0]}, actor_rollout_ref.rollout.n is "
-                f"{n}; a replay has the samples of its recording"
+                f"{self.run} recorded {len(found)} samples of prompt {uid}, this run asks for {n}: a replay has the "
+                "samples of its recording; set actor_rollout_ref.rollout.n as it was then"
             )
+        return [found[session] for session in range(n)]
 
     def group(self, uid: str) -> list[RecordedRow]:
         """The rows of a prompt group, in order. Raises RecordError for one that was not trained."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
-from streamrl.recording.record import FIELDS, RecordedRow, Recording
+from streamrl.recording.record import FIELDS, Recording
 from streamrl.trainer.loop import PARTITION, Trainer
 from streamrl.trainer.modes import MODES
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.selection import Selection
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
-from transfer_queue.keys import split_row_key
 from transfer_queue.net.messages import Group, SessionClose, Token
 
 LEASE_WAIT = 60.0
@@ -35,11 +33,7 @@ class ReplayAgents:
                 await self._put(group, leased.token)
 
     async def _put(self, group: Group, token: Token) -> None:
-        sessions: dict[int, list[RecordedRow]] = defaultdict(list)
-        for row in self._recording.group(group.uid):
-            sessions[split_row_key(row.key).session].append(row)
-        for session in range(group.n):
-            rows = sessions[session]
+        for session, rows in enumerate(self._recording.sessions(group.uid, group.n)):
             keys = [row.key for row in rows]
             await self._queue.put(
                 PARTITION, keys, {name: [row.columns[name] for row in rows] for name in FIELDS},

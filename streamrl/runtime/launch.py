@@ -31,6 +31,8 @@ INTERRUPTED = 130
 def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = None) -> int:
     """Run to the end; the exit status. Raises UserError for what the user can mend."""
     console = console or Console()
+    if run.note:
+        console.print(f"note: {run.note}", soft_wrap=True, markup=False)
     console.print(f"{'resuming' if run.resumed else 'run directory:'} {run.path}", soft_wrap=True)
     try:
         with TerminalView(run.path, console, live=config.monitor.terminal, from_now=run.resumed):
@@ -74,6 +76,10 @@ def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:
     from streamrl.runtime.session import Session
 
     logging.basicConfig(filename=run.path / "trainer.log", level=logging.INFO)
+    if config.trainer.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(1)  # two threads beside a busy process are many times slower
     logging.raiseExceptions = False  # a log on a full disk is no reason for tracebacks on the terminal
 
     async def main() -> Summary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 
@@ -28,8 +29,18 @@ def check_machine(config: StreamRLConfig) -> None:
     _check_storage(config)
     if config.runtime == "local" or os.environ.get("RAY_ADDRESS"):
         return  # one process; or a cluster, whose nodes Ray and the placement know
+    _check_gpus(config)
     _check_cpus(config)
     _check_memory(config)
+
+
+def _check_gpus(config: StreamRLConfig) -> None:
+    needed, there = config.trainer.n_gpus_per_node, len(glob.glob("/dev/nvidia[0-9]*"))
+    if config.trainer.device == "cuda" and needed > there:
+        raise UserError(
+            f"trainer.device=cuda: trainer.n_gpus_per_node={needed} GPUs are needed, this machine has {there}; set "
+            "trainer.device=cpu, or fewer ranks"
+        )
 
 
 def _check_cpus(config: StreamRLConfig) -> None:

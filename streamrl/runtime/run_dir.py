@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ class RunDirectory:
     _lock: int = -1
     finished: bool = False
     """Set when the run reached its end: what a resume would need may go."""
+    note: str = ""
+    """What the user should know: an unfinished run that is not continued, and why."""
 
     @property
     def metrics(self) -> Path:
@@ -82,7 +85,7 @@ def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resu
     """The directory to run in: the one to resume, or a new one.
 
     `auto` resumes the newest run of this name that did not finish and had the same configuration (apart from the
-    keys that only say how to resume); a run that differs is left alone. Raises RunDirectoryError.
+    keys that only say how to resume); a run that differs is left alone, which `note` says. Raises RunDirectoryError.
     """
     if resume_mode == "resume_path":
         if resume_from is None or not (resume_from / "config.yaml").is_file():
@@ -90,14 +93,28 @@ def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resu
                 f"trainer.resume_from_path={resume_from} is no run directory: it has no config.yaml"
             )
         return _lock(resume_from, resumed=True)
+    note = ""
     if resume_mode == "auto":
-        for candidate in _newest_first(runs_dir, name):
-            if resumable(candidate) and _same(candidate, resolved):
-                try:
+        for candidate in filter(resumable, _newest_first(runs_dir, name)):
+            different = _differing(candidate, resolved)
+            try:
+                if not different:
                     return _lock(candidate, resumed=True)
-                except RunDirectoryError:
-                    continue  # that run is alive: this is another one
-    return _create(runs_dir, name, resolved)
+                _lock(candidate, resumed=True).release()
+                note = note or _not_continued(candidate, different)
+            except RunDirectoryError:
+                continue  # that run is alive: this is another one
+    run = _create(runs_dir, name, resolved)
+    run.note = note
+    return run
+
+
+def _not_continued(path: Path, different: list[str]) -> str:
+    keys = ", ".join(different[:4]) + (", ..." if len(different) > 4 else "")
+    return (
+        f"the unfinished run {path} is not continued, since {keys} differ{'s' * (len(different) == 1)}; "
+        f"trainer.resume_mode=resume_path trainer.resume_from_path={path} continues it with the values given now"
+    )
 
 
 def _create(runs_dir: Path, name: str, resolved: str) -> RunDirectory:
@@ -168,9 +185,20 @@ def _read(path: Path) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def _same(path: Path, resolved: str) -> bool:
+def _differing(path: Path, resolved: str) -> list[str]:
+    """The keys in which the configuration of a run differs; all of them if it is damaged."""
     config = _read(path)
-    return config is not None and _comparable(config) == _comparable(yaml.safe_load(resolved))
+    before = dict(_leaves(_comparable(config))) if config else {}
+    now = dict(_leaves(_comparable(yaml.safe_load(resolved))))
+    return [key for key in {**now, **before} if key not in before or key not in now or before[key] != now[key]]
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:

@@ -24,14 +24,15 @@ SMALL = (
 def command_line(script: Path) -> list[str]:
     """The arguments of `streamrl train` in a script, less the `"$@"` at its end."""
     words = shlex.split(script.read_text().replace("\\\n", " "), comments=True)
-    assert words[:3] == ["exec", "streamrl", "train"]
+    begin = words.index("exec")
+    assert words[begin : begin + 3] == ["exec", "streamrl", "train"]
     assert words[-1] == "$@"
-    return words[3:-1]
+    return words[begin + 3 : -1]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_an_algorithm_trains_the_calculator_job(make_config, script: Path) -> None:
-    path, summary = run(make_config(*command_line(script), base=SMALL))
+    path, summary = run(make_config(*command_line(script), *SMALL, base=()))
     assert summary.status == "finished"
     assert summary.groups.trained == 8 * STEPS
     lines = list(read_metrics(path))
@@ -56,7 +57,7 @@ def test_chosen_steps_are_profiled_on_every_rank_and_role(make_config) -> None:
 
     script = command_line(Path("examples/algorithms/ppo.sh"))
     profiler = ("global_profiler.tool=torch", "global_profiler.steps=[3]", "trainer.total_training_steps=3")
-    path, _ = run(make_config(*script, *profiler, base=SMALL))
+    path, _ = run(make_config(*script, *SMALL, *profiler, base=()))
     traces = sorted((path / "profile").iterdir())
     assert [trace.name for trace in traces] == ["step-000003-actor-r0.json", "step-000003-critic-r0.json"]
     for trace in traces:

@@ -45,6 +45,16 @@ def test_a_replay_trains_the_same_steps_to_the_same_numbers(make_config, mode: s
     assert figures(other) != figures(recorded)
 
 
+def test_a_replay_of_other_batches_is_refused_before_it_begins(make_config, tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(RecordError, match="trained 1 prompts per step, data.train_batch_size is 8"):
+        Recording(tmp_path).check(make_config())
+    fitting = ("data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
+    Recording(tmp_path).check(make_config(*fitting))
+    with pytest.raises(RecordError, match=r"recorded 2 samples of prompt p0, this run asks for 4: .*rollout.n"):
+        Recording(tmp_path).sessions("p0", 4)
+
+
 def written(tmp_path: Path, *, step: int = 1) -> RecordWriter:
     log = BatchLog(tmp_path / "batches.jsonl")
     log.trained(1, ["p0"], [0])

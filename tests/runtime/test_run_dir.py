@@ -64,3 +64,15 @@ def test_a_live_run_is_not_resumed(tmp_path: Path) -> None:
 def test_resume_path_must_be_a_run_directory(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is no run directory"):
         start(tmp_path, mode="resume_path", path=tmp_path / "nothing")
+
+
+def test_an_unfinished_run_that_is_not_continued_is_named_with_what_differs(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    first.release()
+    second = start(tmp_path, CONFIG.replace("steps: 4", "steps: 8"))
+    assert not second.resumed
+    assert second.note.startswith(
+        f"the unfinished run {first.path} is not continued, since trainer.total_training_steps"
+    )
+    assert f"trainer.resume_mode=resume_path trainer.resume_from_path={first.path} continues it" in second.note
+    assert start(tmp_path, CONFIG).note == ""

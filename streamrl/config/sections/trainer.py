@@ -62,7 +62,7 @@ class TrainerConfig:
     val_before_train: bool = True
     val_only: Literal[False] = False
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
-    """auto: continue the newest unfinished run of this project and experiment that has a checkpoint."""
+    """auto: continue the newest unfinished run of this experiment that had the same configuration."""
     resume_from_path: str | None = None
     """A run directory; needs resume_mode=resume_path."""
     runs_dir: str = "runs"
