@@ -31,16 +31,22 @@ class Translation:
     """What else a user should know."""
     problems: list[str] = field(default_factory=list)
     """One message per argument that asks for what is not there."""
+    passes_on: bool = False
+    """The script hands its own arguments on ("$@")."""
 
     def command(self) -> str:
         """To be typed into a shell."""
-        return " \\\n  ".join(["streamrl train", *map(_quoted, [*self.arguments, *self.added])]) + "\n"
+        rest = ['"$@"'] if self.passes_on else []
+        return " \\\n  ".join(["streamrl train", *map(_quoted, [*self.arguments, *self.added]), *rest]) + "\n"
 
 
 def translate_file(path: str) -> Translation:
     """Raises ConfigError for a file that starts no verl."""
     try:
-        return translate(overrides_of(Path(path).read_text(encoding="utf-8")))
+        script = Path(path).read_text(encoding="utf-8")
+        translation = translate(overrides_of(script))
+        translation.passes_on = re.search(r"\$[@*]|\$\{@\}", script) is not None
+        return translation
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamrl.cli import main, train
 from streamrl.config import load_config
-from streamrl.config.from_verl import overrides_of, translate
+from streamrl.config.from_verl import overrides_of, translate, translate_file
 from streamrl.config.keys import flatten
 from streamrl.config.schema import known_keys
 from streamrl.config.shell_script import commands
@@ -164,3 +164,10 @@ def test_a_default_of_verl_is_listed_only_where_ours_is_another():
 
     ours: dict[str, Any] = dict(flatten(to_dict(StreamRLConfig())))
     assert not [key for key, value in VERL_DEFAULTS.items() if ours[key] == value]
+
+
+def test_a_script_that_hands_its_arguments_on_still_does(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    for ending, passes_on in ((' "$@"\n', True), ("\n", False)):
+        script.write_text(f"python3 -m verl.trainer.main_ppo trainer.total_epochs=2{ending}")
+        assert translate_file(str(script)).command().endswith('  "$@"\n') is passes_on
