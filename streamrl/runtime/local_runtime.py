@@ -28,6 +28,7 @@ from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
 from streamrl.trainer.parts import Agents, Parts, Servers
+from streamrl.weight_sync.shared_memory import make_private
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import QueueError
 from transfer_queue.local import LocalQueue
@@ -42,6 +43,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         events.state("run", "starting")
         train_data, val_data = train_dataset(config), val_dataset(config)
         weights = settings.weights_dir(run)
+        make_private(weights)
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
         local = await stack.enter_async_context(_start_queue(config, run))
         queue = local.client("trainer")

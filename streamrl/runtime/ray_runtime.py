@@ -35,6 +35,7 @@ from streamrl.runtime.queue_node import QueueNode
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import RayWorkerGroup, ResourcePool
 from streamrl.trainer.parts import Agents, Parts, Servers
+from streamrl.weight_sync.shared_memory import make_private
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import QueueError
 
@@ -49,6 +50,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
         events.state("run", "starting")
         train_data, val_data = train_dataset(config), val_dataset(config)
         weights = settings.weights_dir(run)
+        make_private(weights)
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
         address = await _start_queue(config, run, stack)
         queue = await QueueClient.connect(address, name="trainer")

@@ -20,6 +20,7 @@ from streamrl.weight_sync.protocol import (
     WeightsDamaged,
     WeightsMismatch,
     WeightsMissing,
+    WeightsNotPrivate,
     WeightSync,
 )
 from streamrl.weight_sync.shared_memory import WeightStore
@@ -32,4 +33,5 @@ __all__ = [
     "WeightsDamaged",
     "WeightsMismatch",
     "WeightsMissing",
+    "WeightsNotPrivate",
 ]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from streamrl.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,6 +34,11 @@ class WeightsMissing(WeightError, FileNotFoundError):
 
 class WeightsDamaged(WeightError, ValueError):
     """The file or LATEST is not what a writer of this package leaves behind."""
+
+
+class WeightsNotPrivate(WeightError, UserError):
+    """Other users of the machine could read or replace the weights: the directory is a link, theirs, or open to them.
+    Nothing was read or written."""
 
 
 class WeightsMismatch(WeightError, ValueError):

@@ -8,18 +8,22 @@ most a temporary file, which the next write removes. The file just written and t
 order of publishing and not of number: a run restored to an older step may publish smaller versions. A reader that has a
 file mapped keeps its bytes although the name is gone. Nothing is synced to a disk: this survives the death of any
 process, not of the machine.
+
+The directory lies where every user of the machine may make one (/dev/shm) under a name that can be guessed. So it is
+0700, its files are 0600, and one that is a link, somebody else's, or open to others is neither written nor read.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamrl.weight_sync.protocol import WeightInfo, WeightsDamaged, WeightsMissing
+from streamrl.weight_sync.protocol import WeightInfo, WeightsDamaged, WeightsMissing, WeightsNotPrivate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +45,8 @@ class WeightStore:
     def write(self, state: State, version: int) -> WeightInfo:
         """Publish `state` as `version`; tensors that are one tensor under two names (tied) are written once.
 
-        Raises ValueError for a negative version or an empty state, OSError when the directory is full.
+        Raises ValueError for a negative version or an empty state, OSError when the directory is full,
+        WeightsNotPrivate.
         """
         from safetensors.torch import save_file
 
@@ -49,12 +54,13 @@ class WeightStore:
         if version < 0:
             raise ValueError(f"weight version {version}: versions count from 0 (the base model)")
         tensors = _writable(state)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_private(self.directory)
         self._remove_leftovers()
         before = self._latest_name()
         path = self.directory / f"v{version:08d}.safetensors"
         temporary = self.directory / f".{path.name}.{os.getpid()}.tmp"
         save_file(tensors, temporary, metadata={"version": str(version), "format": "pt"})
+        temporary.chmod(0o600)
         size = temporary.stat().st_size
         os.replace(temporary, path)
         self._point_latest(path, version)
@@ -62,7 +68,10 @@ class WeightStore:
         return WeightInfo(version, str(path), size, time.perf_counter() - began)
 
     def latest(self) -> WeightInfo | None:
-        """What LATEST names, None before the first version. Raises WeightsDamaged, WeightsMissing."""
+        """What LATEST names, None before the first version.
+
+        Raises WeightsDamaged, WeightsMissing, WeightsNotPrivate.
+        """
         pointer, text = self.directory / LATEST, self._pointer()
         if text is None:
             return None
@@ -97,12 +106,14 @@ class WeightStore:
 
     def _pointer(self) -> str | None:
         try:
+            check_private(self.directory)
             return (self.directory / LATEST).read_text()
         except FileNotFoundError:
             return None
 
     def _point_latest(self, path: Path, version: int) -> None:
         temporary = self.directory / f".{LATEST}.{os.getpid()}.tmp"
+        temporary.touch(mode=0o600)
         temporary.write_text(json.dumps({"version": version, "path": str(path)}))
         os.replace(temporary, self.directory / LATEST)
 
@@ -124,6 +135,29 @@ class WeightStore:
             path.unlink(missing_ok=True)
 
 
+def make_private(directory: Path) -> None:
+    """The directory of a `WeightStore`, made unless it is there. Raises WeightsNotPrivate."""
+    try:
+        directory.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        check_private(directory)
+
+
+def check_private(directory: Path) -> None:
+    """Raises WeightsNotPrivate unless `directory` is a real one, of this user, closed to others; FileNotFoundError."""
+    found = directory.lstat()
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode):
+        wrong = "is no directory (a link is not followed)"
+    elif found.st_uid != os.geteuid():
+        wrong = f"belongs to user {found.st_uid}, not to {os.geteuid()}"
+    elif mode & 0o077:
+        wrong = f"is open to others (mode {mode:04o}, must be 0700)"
+    else:
+        return
+    raise WeightsNotPrivate(f"weights directory {directory} {wrong}: weights in it may not be ours; remove it")
+
+
 def read_weights(path: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, mapped privately (nothing is copied until it is touched).
 
@@ -134,9 +168,11 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
     try:
         tensors = load_file(path)
-    except FileNotFoundError as error:
-        raise WeightsMissing(f"{path} is not there (the last two versions are kept); load what LATEST names") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        if not os.path.exists(path):  # perhaps retired between two of safetensors' opens, then torch's RuntimeError
+            raise WeightsMissing(
+                f"{path} is not there (the last two versions are kept); load what LATEST names"
+            ) from error
         raise WeightsDamaged(f"{path} is no whole safetensors file ({error}); publish again") from error
     if not tensors:
         raise WeightsDamaged(f"{path} holds no tensors; publish again")

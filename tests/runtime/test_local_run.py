@@ -21,7 +21,9 @@ from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run
 from streamrl.runtime.session import Session
+from streamrl.runtime.settings import weights_dir
 from streamrl.trainer.batch_log import read_batch_log
+from streamrl.weight_sync import WeightsNotPrivate
 from transfer_queue.metadata import KVBatchMeta
 
 MODES = ("sync", "separate_async")
@@ -216,3 +218,19 @@ def test_a_loop_that_always_fails_stops_the_run_and_says_why(make_config, tmp_pa
     assert launch(config, directory, console) == 1
     assert "prompt groups in a row failed" in console.file.getvalue()
     assert read_summary(directory.path).status == "failed"
+
+
+def test_a_weights_directory_that_somebody_else_could_have_made_is_an_error_before_anything_starts(make_config) -> None:
+    config = make_config()
+    directory = open_run(
+        Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="disable", resume_from=None
+    )
+    weights = weights_dir(directory)
+    weights.mkdir()
+    weights.chmod(0o777)
+    try:
+        with pytest.raises(WeightsNotPrivate, match=r"is open to others \(mode 0777"):
+            launch(config, directory, Console(file=io.StringIO(), force_terminal=False))
+        assert weights.is_dir(), "what is not ours is left alone"
+    finally:
+        weights.rmdir()

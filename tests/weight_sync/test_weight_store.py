@@ -6,12 +6,15 @@ import json
 import multiprocessing
 import os
 import signal
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from streamrl.weight_sync import WeightsDamaged, WeightsMissing, WeightStore
+from streamrl.errors import UserError
+from streamrl.weight_sync import WeightsDamaged, WeightsMissing, WeightsNotPrivate, WeightStore
 
 
 def state(value: float) -> dict[str, torch.Tensor]:
@@ -144,3 +147,61 @@ def test_readers_beside_a_writer_that_is_killed_see_whole_versions_only(tmp_path
     assert bool((found[1]["w"] == found[0].version).all())
     store.write(state(1), 1)
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_the_directory_and_its_files_are_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        WeightStore(tmp_path / "weights").write(state(1), 1)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "weights").stat().st_mode) == 0o700
+    assert {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "weights").iterdir()} == {
+        "LATEST": 0o600,
+        "v00000001.safetensors": 0o600,
+    }
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o701)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def a_file(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (open_to_others, r"is open to others \(mode 0701, must be 0700\)"),
+        (a_link, "is no directory"),
+        (a_file, "is no directory"),
+    ],
+)
+def test_a_directory_that_is_not_private_is_neither_written_nor_read(
+    tmp_path: Path, spoil: Callable[[Path], None], told: str
+) -> None:
+    store = WeightStore(tmp_path / "weights")
+    store.write(state(1), 1)
+    spoil(store.directory)
+    for use in (lambda: store.write(state(2), 2), store.latest, store.read_latest):
+        with pytest.raises(WeightsNotPrivate, match=told) as caught:
+            use()
+        assert isinstance(caught.value, UserError)
+
+
+def test_a_directory_of_another_user_is_neither_written_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = WeightStore(tmp_path)
+    store.write(state(1), 1)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    for use in (lambda: store.write(state(2), 2), store.latest, store.read_latest):
+        with pytest.raises(WeightsNotPrivate, match=f"belongs to user {os.getuid()}"):
+            use()
