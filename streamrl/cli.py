@@ -7,17 +7,23 @@ imports torch or Ray: the run itself does (streamrl.runtime.launch), once the co
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from yaml import YAMLError
+
 from streamrl import __version__
 from streamrl.config import StreamRLConfig, check_ports, load_config, to_yaml
-from streamrl.errors import ConfigError, UserError
+from streamrl.errors import ConfigError, UserError, one_line
 from streamrl.runtime.interrupts import INTERRUPTS
 
 USAGE_ERROR = 2
+TRACEBACK = "STREAMRL_TRACEBACK"
 INTERRUPTED = 130
 
 MODEL_KEYS = ("actor_rollout_ref.model.path", "critic.model.path")
@@ -76,12 +82,13 @@ def _from_verl(file: str) -> int:
     from streamrl.config.from_verl import translate_file
 
     try:
-        translation = translate_file(file)
+        with reading():
+            translation = translate_file(file)
         if translation.problems:
             raise ConfigError(*translation.problems)
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+    except UserError as error:
+        for problem in error.problems if isinstance(error, ConfigError) else (str(error),):
+            print(f"error: {one_line(problem)}", file=sys.stderr)
         return USAGE_ERROR
     if translation.inert:
         print(f"note: left out, without effect here: {', '.join(translation.inert)}", file=sys.stderr)
@@ -99,7 +106,8 @@ def train(argv: Sequence[str]) -> int:
 
     options = _train_parser().parse_intermixed_args(argv)
     try:
-        config = _checked(_fetched(options), options.config_dir)
+        with reading():
+            config = _checked(_fetched(options), options.config_dir)
         if options.dry_run:
             print(to_yaml(config), end="")
             return 0
@@ -113,6 +121,26 @@ def train(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """A net under all that reads configuration and data: an error that nobody foresaw is one line, too, and its
+    traceback is shown with STREAMRL_TRACEBACK=1 only."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (RecursionError, OSError, YAMLError, ValueError, TypeError) as error:
+        INTERRUPTS.check()  # it may be what became of an interrupt
+        if os.environ.get(TRACEBACK) == "1":
+            traceback.print_exc()
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        file = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        raise UserError(
+            f"the configuration or the data cannot be read: {type(error).__name__}: {text}{file} "
+            f"({TRACEBACK}=1 shows where)"
+        ) from error
 
 
 def _fetched(options: argparse.Namespace) -> list[str]:
@@ -180,8 +208,8 @@ def _launch(config: StreamRLConfig) -> int:
 
 def _show(error: UserError) -> None:
     problems = error.problems if isinstance(error, ConfigError) else (str(error),)
-    print(f"error: {problems[0]}", file=sys.stderr)
+    print(f"error: {one_line(problems[0])}", file=sys.stderr)
     if len(problems) > 1:
-        more = "; ".join(problem.split(";")[0] for problem in problems[1:3])
+        more = "; ".join(one_line(problem).split(";")[0] for problem in problems[1:3])
         rest = f"; {len(problems) - 3} more" if len(problems) > 3 else ""
         print(f"       and: {more}{rest}", file=sys.stderr)

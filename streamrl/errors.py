@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class UserError(Exception):
     """Base: the message says what was wrong, with which value, and what to do."""
@@ -21,3 +23,14 @@ class DatasetError(UserError):
 
 class DamagedFileError(UserError, ValueError):
     """A file of a run directory does not hold what was written there; the message names file and place."""
+
+
+def shortened(text: str, limit: int = 100) -> str:
+    """For messages: a longer text is cut, and says how long it was."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+def one_line(text: str) -> str:
+    """A message on one line, without the bulk of values that nobody can read."""
+    words = re.sub(r"\S{1000,}", lambda found: shortened(found[0]), re.sub(r"\s*\n\s*", " ", text.strip()))
+    return shortened(words, 4000)

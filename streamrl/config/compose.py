@@ -19,11 +19,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from streamrl.config.schema import named_sets
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, shortened
 
 TREE = Path(__file__).resolve().parent.parent / "configs"
 GROUPS = ("experiment",)
 """Directories of the tree from which an argument picks a file: experiment=calculator."""
+UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, RecursionError, TypeError, ValueError)
+"""What Hydra, OmegaConf and YAML raise for files and values that are none."""
 RESOLVERS = ("oc.env", "oc.select")
 """What may stand before the colon in ${name:...}."""
 
@@ -42,16 +44,18 @@ def compose_values(arguments: Sequence[str], config_dir: str | None = None) -> D
     try:
         with initialize_config_dir(config_dir=str(TREE), version_base="1.3"):
             values = compose("train", overrides=lines)
+        OmegaConf.set_struct(values, False)
+        for key in named_sets():
+            given = named.get(key, OmegaConf.select(values, key))
+            if isinstance(given, str | list | ListConfig):
+                OmegaConf.update(values, key, _by_name(key, given), merge=False)
+        _check_interpolations(OmegaConf.to_container(values, resolve=False))
     except MissingConfigException as error:
         raise ConfigError(_missing(error, config_dir)) from error
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"the configuration cannot be read: {_first_line(error)}") from error
-    OmegaConf.set_struct(values, False)
-    for key in named_sets():
-        given = named.get(key, OmegaConf.select(values, key))
-        if isinstance(given, str | list | ListConfig):
-            OmegaConf.update(values, key, _by_name(key, given), merge=False)
-    _check_interpolations(OmegaConf.to_container(values, resolve=False))
+    except UNREADABLE as error:
+        of_a_file = isinstance(error, UnicodeDecodeError | RecursionError | YAMLError)
+        source = (_experiments(lines, config_dir) if of_a_file else "") or "the configuration"
+        raise ConfigError(f"{source} cannot be read: {_why(error)}") from error
     return values
 
 
@@ -60,8 +64,8 @@ def resolve_over(defaults: dict[str, Any], values: DictConfig) -> dict[str, Any]
     try:
         merged = OmegaConf.merge(OmegaConf.create(defaults), values)
         plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"the configuration cannot be resolved: {_first_line(error)}") from error
+    except UNREADABLE as error:
+        raise ConfigError(f"the configuration cannot be resolved: {_why(error)}") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -70,9 +74,13 @@ def _normalised(argument: str) -> str:
     """The argument so that Hydra takes it whether or not the thin tree mentions the key."""
     override = parsed(argument)
     if override.is_sweep_override():
-        raise ConfigError(f"{argument}: a run takes one value, not a sweep; write a list as key=[a,b]")
+        raise ConfigError(f"{shortened(argument)}: a run takes one value, not a sweep; write a list as key=[a,b]")
     if override.is_delete():
         return argument
+    if override.key_or_group in GROUPS and not isinstance(override.value(), str | list):
+        raise ConfigError(
+            f"{shortened(argument)}: name one of {', '.join(_options(override.key_or_group))}; none: leave it out"
+        )
     line = argument.lstrip("+")
     return line if override.key_or_group in GROUPS else f"++{line}"
 
@@ -103,18 +111,49 @@ def parsed(argument: str) -> Override:
     """An argument by Hydra's grammar. Raises ConfigError."""
     try:
         return OverridesParser.create().parse_override(argument)
+    except RecursionError as error:
+        raise ConfigError(f"cannot read the argument {shortened(argument)!r}: it is nested too deeply") from error
     except HydraException as error:
         raise ConfigError(
-            f"cannot read the argument {argument!r}: expected key=value ({_first_line(error)}); "
+            f"cannot read the argument {shortened(argument)!r}: expected key=value ({shortened(_first_line(error))}); "
             "quote special characters as key='\"value\"'"
         ) from error
 
 
 def _missing(error: MissingConfigException, config_dir: str | None) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
-    names = sorted(path.stem for path in (TREE / group).glob("*.yaml"))
-    more = sorted(path.stem for path in (Path(config_dir) / group).glob("*.yaml")) if config_dir else []
-    return f"there is no {group or 'config'} named {name!r}; there is: {', '.join(names + more)}"
+    return f"there is no {group or 'config'} named {name!r}; there is: {', '.join(_options(group, config_dir))}"
+
+
+def _options(group: str, config_dir: str | None = None) -> list[str]:
+    return [
+        name
+        for tree in (TREE, *([Path(config_dir)] if config_dir else []))
+        for name in sorted(path.stem for path in (tree / group).glob("*.yaml"))
+    ]
+
+
+def _experiments(lines: Sequence[str], config_dir: str | None) -> str:
+    """The user's files that the arguments pick; those that are shipped can be read."""
+    names = [
+        (group, line.removeprefix(f"{group}=")) for group in GROUPS for line in lines if line.startswith(f"{group}=")
+    ]
+    files = [Path(config_dir or TREE, group, f"{name}.yaml") for group, name in names]
+    return ", ".join(str(file) for file in files if config_dir and file.is_file())
+
+
+def _why(error: BaseException) -> str:
+    match error:
+        case UnicodeDecodeError():
+            return f"{error}; save the file as UTF-8"
+        case RecursionError():
+            return "it is nested too deeply, or holds itself (by a YAML anchor, or in `defaults`); take that out"
+        case YAMLError():
+            return shortened(re.sub(r"\s+", " ", str(error)), 300)
+        case HydraException() | OmegaConfBaseException():
+            return _first_line(error)
+        case _:
+            return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _check_interpolations(node: Any) -> None:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from streamrl.config.paths import find, looked_in, roots
-from streamrl.errors import DatasetError
+from streamrl.errors import DatasetError, shortened
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 PYARROW = (".parquet", ".arrow")
@@ -80,14 +80,23 @@ def files_of(entry: str) -> list[Path]:
 
 
 def directory_files(directory: Path) -> list[Path]:
-    """Raises DatasetError for a directory of save_to_disk that does not say what lies in it."""
+    """Raises DatasetError for one that cannot be listed, or, of save_to_disk, does not say what lies in it."""
+    if directory == Path(directory.anchor):
+        raise DatasetError(f"{directory} is the whole file system; name the directory of the data")
+    try:
+        return _listed(directory)
+    except OSError as error:
+        raise DatasetError(f"{directory} cannot be listed: {error}; name the files, or mend the directory") from error
+
+
+def _listed(directory: Path) -> list[Path]:
     if not (directory / _SAVED).is_file():
         inner = (file for file in directory.rglob("*") if file.suffix in SUFFIXES and file.name != "dataset_dict.json")
         return sorted(file for file in inner if file.is_file() and not _hidden(file.relative_to(directory)))
     try:
         shards = json.loads((directory / _SAVED).read_text())["_data_files"]
         return [directory / shard["filename"] for shard in shards]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetError(f"{directory / _SAVED} does not list the shards of a saved dataset: {error!r}") from error
 
 
@@ -97,6 +106,8 @@ def problems(key: str, entry: str) -> Iterator[str]:
         yield from (f"{key}: {problem}" for problem in _problems(entry))
     except DatasetError as error:
         yield f"{key}: {error}"
+    except OSError as error:  # a name that is too long, a directory that cannot be entered
+        yield f"{key}: {shortened(entry)}: {error.strerror}"
 
 
 def _problems(entry: str) -> Iterator[str]:

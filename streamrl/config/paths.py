@@ -23,7 +23,14 @@ def find(path: str) -> Path | None:
     """The absolute path of an existing file or directory; None if there is none."""
     given = Path(path).expanduser()
     candidates = [given] if given.is_absolute() else [root / given for root in roots()]
-    return next((candidate.resolve() for candidate in candidates if candidate.exists()), None)
+    return next((candidate.resolve() for candidate in candidates if _exists(candidate)), None)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, a directory that cannot be entered
+        return False
 
 
 def looked_in(path: str) -> str:

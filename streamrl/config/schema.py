@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from streamrl.config.root import StreamRLConfig
+from streamrl.errors import shortened
 
 
 @cache
@@ -84,10 +85,16 @@ def _leaf(value: Any, hint: Any) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as a user would type it."""
+    """A value as a user would type it, cut if it is long."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return repr(value) if isinstance(value, str) and (not value or " " in value) else str(value)
+    if isinstance(value, str):
+        text = shortened(value)
+        return repr(text) if not text or " " in text.partition("... (")[0] else text
+    try:
+        return shortened(str(value))
+    except (RecursionError, ValueError) as error:  # an integer of thousands of digits
+        return f"a {type(value).__name__} ({error})"
 
 
 _WORDS: dict[Any, str] = {

@@ -209,6 +209,47 @@ def test_a_yaml_tag_in_an_experiment_runs_nothing(valid: list[str], tmp_path: Pa
     assert not (tmp_path / "made").exists()
 
 
+FILES = {
+    "latin": b'trainer: {seed: "\xff"}',
+    "anchor": b"trainer: &a\n  x: *a",
+    "itself": b"defaults: [itself]",
+    "deep": b"x: " + b"[" * 3000 + b"]" * 3000,
+    "broken": b"x: [",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("latin", "save the file as UTF-8"),
+        ("anchor", "holds itself"),
+        ("itself", "holds itself"),
+        ("deep", "nested too deeply"),
+        ("broken", "line 2"),
+    ],
+)
+def test_an_experiment_that_cannot_be_read_is_named(valid: list[str], tmp_path: Path, name: str, says: str):
+    file = tmp_path / "experiment" / f"{name}.yaml"
+    file.parent.mkdir()
+    file.write_bytes(b"# @package _global_\n" + FILES[name])
+    with pytest.raises(ConfigError, match=f"experiment/{name}.yaml.* cannot be read: .*{says}"):
+        load_config([*valid, "experiment=calculator", f"experiment={name}"], config_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("experiment=null", "experiment=null: name one of calculator"),
+        ("+data.x=" + "[" * 500 + "]" * 500, "nested too deeply"),
+        ("data.train_files=/", "data.train_files: / is the whole file system"),
+        ("data.train_files=" + "a" * 100_000, "data.train_files: " + "a" * 100 + "... (100,000 characters)"),
+        ("trainer.seed=" + "a" * 100_000, "trainer.seed=" + "a" * 100 + "... (100,000 characters) is not allowed"),
+    ],
+)
+def test_hostile_arguments_are_mistakes_like_others(valid: list[str], argument: str, says: str):
+    assert says in problem([*valid, argument])
+
+
 def test_a_port_in_use_is_an_error_at_start(valid: list[str]):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from yaml import YAMLError
 
 from streamrl import __version__
 from streamrl.cli import main, train
@@ -45,6 +46,39 @@ def test_a_malformed_row_stops_the_run_before_it_starts(
         f"error: {tmp_path}/val.jsonl, line 1, column 'prompt': expected chat messages or a string, found int 3\n"
     )
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RecursionError("too deep"), "RecursionError: too deep"),
+        (OSError(5, "Input/output error", "/data/a.jsonl"), "OSError: Input/output error: /data/a.jsonl"),
+        (ValueError("one\n  two"), "ValueError: one two"),
+        (TypeError("x" * 1_000_000), "TypeError: " + "x" * 100 + "... (1,000,000 characters)"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), "UnicodeDecodeError: 'utf-8' codec can't decode"),
+        (YAMLError("bad"), "YAMLError: bad"),
+    ],
+)
+def test_whatever_else_reading_raises_is_one_line_and_its_traceback_is_asked_for(
+    valid: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, says: str
+):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("streamrl.data.train_dataset", fail)
+    assert train([*valid, "--dry-run"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert says in line
+    monkeypatch.setenv("STREAMRL_TRACEBACK", "1")
+    assert train([*valid, "--dry-run"]) == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_long_name_in_the_data_is_cut(valid: list[str], capsys: pytest.CaptureFixture[str]):
+    assert train([*valid, "--dry-run", "data.prompt_key=" + "a" * 20_000]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert len(line) < 1000
 
 
 def test_too_few_prompts_for_a_batch(valid: list[str], capsys: pytest.CaptureFixture[str]):
