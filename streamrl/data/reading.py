@@ -91,7 +91,8 @@ def _parsed(text: bytes, place: Place) -> Any:
         where = f"{place.file}, line {error.lineno}" if place.unit == "row" else place
         raise DatasetError(f"{where}: not valid JSON at character {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, an integer of thousands of digits, nested too deeply
-        raise DatasetError(f"{place}: not valid JSON: {error}") from error
+        where = place.file if place.unit == "row" else place
+        raise DatasetError(f"{where}: not valid JSON: {error}") from error
 
 
 def _parquet(file: Path) -> Iterator[tuple[Place, Any]]:
