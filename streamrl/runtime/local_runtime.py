@@ -10,7 +10,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 from agent_loop.llm.client import RoutedClient
 from agent_loop.manager import AgentLoopManager, TaskSpawner
@@ -19,7 +18,7 @@ from agent_loop.worker import AgentLoopWorker
 from streamrl.config import StreamRLConfig
 from streamrl.data import train_dataset, val_dataset
 from streamrl.monitor.events import EventLog
-from streamrl.recording.record import Recording
+from streamrl.recording.record import open_recording
 from streamrl.recording.replay import NoServers, ReplayAgents
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import build_server
@@ -47,7 +46,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
         local = await stack.enter_async_context(_start_queue(config, run))
         queue = local.client("trainer")
-        recording = Recording(Path(config.trainer.replay)) if config.trainer.replay else None
+        recording = open_recording(config)
         group = _start_ranks(config, run, local)
         stack.push_async_callback(group.close)
         roles = group.spawn()

@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,7 +23,7 @@ from agent_loop.manager import AgentLoopManager
 from streamrl.config import StreamRLConfig
 from streamrl.data import train_dataset, val_dataset
 from streamrl.monitor.events import EventLog
-from streamrl.recording.record import Recording
+from streamrl.recording.record import Recording, open_recording
 from streamrl.recording.replay import NoServers, ReplayAgents
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import start_ray_servers
@@ -33,7 +32,8 @@ from streamrl.runtime.agent_actors import RaySpawner
 from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.queue_node import QueueNode
 from streamrl.runtime.run_dir import RunDirectory
-from streamrl.single_controller import RayWorkerGroup, ResourcePool
+from streamrl.single_controller import RayWorkerGroup, Role
+from streamrl.single_controller.roles import nodes_of_ray
 from streamrl.trainer.parts import Agents, Parts, Servers
 from streamrl.weight_sync.shared_memory import make_private
 from transfer_queue.client import QueueClient
@@ -55,7 +55,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
         address = await _start_queue(config, run, stack)
         queue = await QueueClient.connect(address, name="trainer")
         stack.push_async_callback(queue.close)
-        recording = Recording(Path(config.trainer.replay)) if config.trainer.replay else None
+        recording = open_recording(config)
         group, (servers, agents) = await asyncio.gather(
             asyncio.to_thread(_start_ranks, config, run, address),
             _replayed(recording, queue) if recording else _start_rollout(config, run, address, queue, events, stack),
@@ -98,8 +98,9 @@ async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncEx
 
 def _start_ranks(config: StreamRLConfig, run: RunDirectory, address: dict[str, str]) -> RayWorkerGroup:
     """One process per rank, in it the actor (with its reference) and, if there is one, the critic."""
-    trainer = config.trainer
-    pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, device=trainer.device)
+    pools = settings.resource_pools(config)
+    pools.check(nodes_of_ray())
+    pool = pools.get_resource_pool(Role.ActorRolloutRef)
     workers = settings.rank_workers(config, run, {"actor": address, "critic": address})
     group = RayWorkerGroup(pool, workers, name="ranks", start_timeout=settings.RANK_START_SECONDS)
     for view in group.spawn().values():

@@ -12,7 +12,7 @@ from agent_loop.worker import WorkerConfig
 from streamrl.config import StreamRLConfig
 from streamrl.recording.record import DIRECTORY
 from streamrl.runtime.run_dir import RunDirectory
-from streamrl.single_controller import ClassWithInitArgs
+from streamrl.single_controller import ClassWithInitArgs, ResourcePoolManager, Role
 
 if TYPE_CHECKING:
     from streamrl.rollout.replica import RolloutServerConfig
@@ -26,6 +26,14 @@ def weights_dir(run: RunDirectory) -> Path:
     shared = Path("/dev/shm")
     root = shared if shared.is_dir() else run.path
     return root / f"streamrl-weights-{run.path.name}-{run.path.stat().st_ino}"
+
+
+def resource_pools(config: StreamRLConfig) -> ResourcePoolManager:
+    """Actor, reference and critic share the processes of one pool."""
+    trainer = config.trainer
+    mapping = {Role.ActorRolloutRef: "global_pool"} | ({Role.Critic: "global_pool"} if config.critic.enable else {})
+    spec = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
+    return ResourcePoolManager(spec, mapping, device=trainer.device)
 
 
 def rank_workers(config: StreamRLConfig, run: RunDirectory, queues: Mapping[str, Any]) -> dict[str, ClassWithInitArgs]:
