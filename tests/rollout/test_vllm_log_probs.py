@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -18,17 +19,23 @@ MODEL = "examples/calculator/model"
 
 
 @pytest.mark.slow
-def test_the_log_probs_of_vllm_are_those_of_the_training_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("TORCH_COMPILE_DISABLE", "1")):
-        monkeypatch.setenv(name, value)
-    vllm = pytest.importorskip("vllm")
+def test_the_log_probs_of_vllm_are_those_of_the_training_ranks() -> None:
+    pytest.importorskip("vllm")
+    assert largest_difference() <= 1e-3
+
+
+def largest_difference() -> float:
+    """Over 32 prompts at each of three temperatures, in nats."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
+    import vllm  # pyright: ignore[reportMissingImports]
+
     llm = vllm.LLM(
         model=MODEL, dtype="float32", enforce_eager=True, gpu_memory_utilization=0.1, kv_cache_memory_bytes=64 << 20,
         max_model_len=160, skip_tokenizer_init=True, logprobs_mode="processed_logprobs",
         distributed_executor_backend="uni",
     )  # fmt: skip
     vocabulary = json.loads(Path(MODEL, "config.json").read_text())["vocab_size"]
-    rng = random.Random(0)
+    rng, off = random.Random(0), [0.0]
     for temperature in (0.7, 1.0, 1.3):
         prompts = [[rng.randrange(vocabulary) for _ in range(rng.randint(2, 40))] for _ in range(32)]
         sampling = [
@@ -52,5 +59,5 @@ def test_the_log_probs_of_vllm_are_those_of_the_training_ranks(monkeypatch: pyte
         group.init_model()
         group.compute_log_prob(KVBatchMeta(keys, tags, "train", extra_info={"temperature": temperature}))
         group.shutdown()
-        off = max(np.abs(store.columns["old_log_probs"][k] - columns["rollout_log_probs"][k]).max() for k in keys)
-        assert off <= 1e-3
+        off += [np.abs(store.columns["old_log_probs"][k] - columns["rollout_log_probs"][k]).max() for k in keys]
+    return float(max(off))
