@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SAMPLED_SESSIONS = "sampled_sessions"
-"""In a group's tag: how many of its sessions are sampled as configured; those after them are greedy. (A baseline for the
-others: ReMax.)"""
+"""In a group's tag: how many of its sessions are sampled as configured; those after them are greedy (a baseline for the
+others: ReMax)."""
 
 MAX_REASON = 500
 """Characters of a failure's reason that the queue keeps."""
@@ -158,9 +158,7 @@ class SessionRunner:
         self.on_span("session", begun, ctx.clock(), **labels, **fields)
 
 
-def session_sampling(
-    base: SamplingParams, tag: Mapping[str, Any], session: int, chat: ChatTokenizer
-) -> SamplingParams:
+def session_sampling(base: SamplingParams, tag: Mapping[str, Any], session: int, chat: ChatTokenizer) -> SamplingParams:
     """The sampling of a session: the run's, changed by its group's tag; stop tokens are the model's unless given."""
     greedy = tag.get("greedy") or session >= int(tag.get(SAMPLED_SESSIONS, session + 1))
     temperature = 0.0 if greedy else float(tag.get("temperature", base.temperature))
