@@ -15,7 +15,7 @@ from agent_loop.tools.base import load_tool
 from streamrl.algorithms.advantages import estimator
 from streamrl.algorithms.thresholds import parse_threshold, rejection_rules
 from streamrl.config import data_files, hub
-from streamrl.config.derive import needs_values
+from streamrl.config.derive import estimator_needs
 from streamrl.config.paths import defines, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.errors import ConfigError
@@ -64,29 +64,22 @@ def _algorithm(config: StreamRLConfig) -> Iterator[str]:
             f"{ROLLOUT}.n={n}: algorithm.adv_estimator={algorithm.adv_estimator} compares the samples of a prompt and "
             "needs n >= 2"
         )
-    if "components" in _needs(algorithm.adv_estimator):
+    if "components" in estimator_needs(algorithm):
         yield (
             f"algorithm.adv_estimator={algorithm.adv_estimator} needs the parts of each score, which rewards do not "
             "give yet; add them up in the reward and use grpo"
         )
-    if config.trainer.replay and "baseline" in _needs(algorithm.adv_estimator):
+    if config.trainer.replay and "baseline" in estimator_needs(algorithm):
         yield f"trainer.replay: the greedy answers that {algorithm.adv_estimator} compares with are not recorded"
     if algorithm.filter_groups.enable and n < 2:
         yield f"{ROLLOUT}.n={n}: algorithm.filter_groups.enable=true would filter out every group; it needs n >= 2"
-    if needs_values(algorithm) and not config.critic.enable:
+    if "values" in estimator_needs(algorithm) and not config.critic.enable:
         yield f"critic.enable=false: algorithm.adv_estimator={algorithm.adv_estimator} needs a critic's values"
     buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
     if buffer.enable and not 0 < buffer.len <= longest:
         yield (
             f"reward.overlong_buffer.len={buffer.len} must be above 0 and at most data.max_response_length={longest}"
         )
-
-
-def _needs(name: str) -> frozenset[str]:
-    try:
-        return estimator(name).needs
-    except PluginError:
-        return frozenset()
 
 
 def _actor(config: StreamRLConfig) -> Iterator[str]:

@@ -18,12 +18,12 @@ from streamrl.config.sections.services import TransferQueueConfig
 from streamrl.config.sections.trainer import TrainerConfig
 
 
-def needs_values(algorithm: AlgorithmConfig) -> bool:
-    """Whether the advantage estimator needs a critic; an estimator that does not exist is reported by the checks."""
+def estimator_needs(algorithm: AlgorithmConfig) -> frozenset[str]:
+    """What the advantage estimator needs; nothing where there is no such one, which the checks report."""
     try:
-        return "values" in estimator(algorithm.adv_estimator).needs
+        return estimator(algorithm.adv_estimator).needs
     except PluginError:
-        return False
+        return frozenset()
 
 
 def derive(config: StreamRLConfig) -> StreamRLConfig:
@@ -89,7 +89,7 @@ def _critic(critic: CriticConfig, config: StreamRLConfig) -> CriticConfig:
     actor, path = config.actor_rollout_ref.actor, critic.model.path or config.actor_rollout_ref.model.path
     return replace(
         critic,
-        enable=needs_values(config.algorithm) if critic.enable is None else critic.enable,
+        enable="values" in estimator_needs(config.algorithm) if critic.enable is None else critic.enable,
         strategy="fsdp2" if critic.strategy == "fsdp" else critic.strategy,
         model=replace(critic.model, path=_existing(path)),
         ppo_mini_batch_size=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,

@@ -46,6 +46,11 @@ class Work:
     partition: str
     metrics: Metrics = field(default_factory=dict)
 
+    def add(self, metrics: Metrics) -> None:
+        """Of a further stage; bytes add up over the stages."""
+        for name, value in metrics.items():
+            self.metrics[name] = value + (self.metrics.get(name, 0.0) if name.startswith("data/bytes_") else 0.0)
+
     def meta(self, **more: Any) -> KVBatchMeta:
         """References to all rows that are trained, in dispatch order, with control information."""
         rows = [row for rows in self.sessions.rows for row in rows]
@@ -58,7 +63,8 @@ class Work:
 
 
 class Update:
-    """Runs the stages. Holds nothing between updates but the coefficient of the KL penalty."""
+    """Runs the stages. Between updates it holds the coefficient of the KL penalty, and how many updates in a row have
+    taken no optimizer step."""
 
     def __init__(
         self, config: StreamRLConfig, actor: Actor, critic: Critic | None, events: EventLog, partition: str
@@ -97,24 +103,24 @@ class Update:
             with self._stage("old_log_prob", work):
                 if pi_old == "keep":
                     await self._actor.keep_snapshot()
-                work.metrics |= await self._actor.compute_log_prob(work.meta(snapshot=pi_old == "kept"))
+                work.add(await self._actor.compute_log_prob(work.meta(snapshot=pi_old == "kept")))
         if self._needs_ref:
             with self._stage("ref", work):
-                work.metrics |= await self._actor.compute_ref_log_prob(work.meta())
+                work.add(await self._actor.compute_ref_log_prob(work.meta()))
         if config.distillation.enabled:
             with self._stage("teacher", work):
-                work.metrics |= await self._actor.compute_teacher_log_prob(work.meta())
+                work.add(await self._actor.compute_teacher_log_prob(work.meta()))
         if self._critic is not None:
             with self._stage("values", work):
-                work.metrics |= await self._critic.compute_values(work.meta())
+                work.add(await self._critic.compute_values(work.meta()))
         await self._advantages(work)
         if self._critic is not None:
             with self._stage("update_critic", work):
                 mini_batch = config.critic.ppo_mini_batch_size
-                work.metrics |= await self._critic.update_critic(work.meta(mini_batch_size=mini_batch))
+                work.add(await self._critic.update_critic(work.meta(mini_batch_size=mini_batch)))
         if step > config.trainer.critic_warmup:
             with self._stage("train", work, rows=sum(map(len, sessions.rows))) as span:
-                work.metrics |= await self._actor.update_actor(work.meta())
+                work.add(await self._actor.update_actor(work.meta()))
             work.metrics["timing_s/update_actor"] = span.seconds
             self._check_steps(work)
         return work.metrics
@@ -141,7 +147,7 @@ class Update:
                     self.estimator, norm_by_std=self._algorithm.norm_adv_by_std_in_grpo, scores=scores
                 )
             if self._on_ranks:
-                work.metrics |= await self._actor.compute_advantage(work.meta(scores=sessions.row_scores))
+                work.add(await self._actor.compute_advantage(work.meta(scores=sessions.row_scores)))
                 work.info["advantage_columns"] = True
 
     async def _penalised(self, work: Work) -> np.ndarray:

@@ -109,7 +109,9 @@ class ActorSettings:
 
     @property
     def selects_tokens(self) -> bool:
-        return self.loss_mode in ("clip_cov", "kl_cov")
+        from streamrl.algorithms.policy_losses import NEEDS_SELECTION  # torch: asked on the ranks only
+
+        return self.loss_mode in NEEDS_SELECTION
 
     @property
     def needs_current(self) -> bool:

@@ -171,3 +171,16 @@ async def test_a_gradient_that_is_never_finite_ends_the_run(events):
     await run(update)
     with pytest.raises(FloatingPointError, match=r"not finite in the last 3 updates \(step 5\)"):
         await run(update)
+
+
+async def test_bytes_add_up_over_the_stages(events):
+    class Counting(Ranks):
+        def __getattr__(self, method: str) -> Any:
+            async def call(batch: KVBatchMeta | None = None) -> dict[str, float]:
+                return {"data/bytes_read": 100.0, "actor/lr": 1e-3}
+
+            return call
+
+    decoupled = config(actor={"use_kl_loss": True}, rollout_correction=RolloutCorrectionConfig(bypass_mode=False))
+    metrics = await run(Update(decoupled, Counting(), None, events, "train"))
+    assert (metrics["data/bytes_read"], metrics["actor/lr"]) == (300.0, 1e-3)
