@@ -1,7 +1,8 @@
 """Scores of finished sessions, by a registered name or by the user's `path.py:function`.
 
 The function has verl's signature: `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`,
-sync or async, and returns a number or a dict with "score". A reward that breaks is not score 0: it fails the session.
+sync or async, and returns a number or a dict with "score". Further numbers in it are components of the score, for
+estimators that ask for them by name. A reward that breaks is not score 0: it fails the session.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import inspect
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -91,12 +92,21 @@ def _as_score(spec: str, result: Any) -> Score:
     return Score(finite_score(result, f"reward {spec!r} returned"), details)
 
 
-def finite_score(value: Any, source: str) -> float:
+def score_components(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+    """Those of `names` that are among what was given with a score. Raises RewardError for one that is no number."""
+    return {
+        name: finite_score(given[name], f"component {name!r} of the score is", "a number")
+        for name in names
+        if name in given
+    }
+
+
+def finite_score(value: Any, source: str, expected: str = "a number or a dict with 'score'") -> float:
     """`value` as a float that stays finite in float32. Raises RewardError; `source` begins its message."""
     try:
         score = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise RewardError(f"{source} {reprlib.repr(value)}; expected a number or a dict with 'score'") from None
+        raise RewardError(f"{source} {reprlib.repr(value)}; expected {expected}") from None
     if not abs(score) <= MAX_SCORE:
         raise RewardError(f"{source} {score}; a score must be finite and at most {MAX_SCORE:g} in size")
     return score

@@ -25,6 +25,9 @@ RAGGED_FIELDS: dict[str, type[np.generic]] = {
     "response_mask": np.int64, "rollout_log_probs": np.float32, "weight_versions": np.int32, "rm_scores": np.float32,
 }  # fmt: skip
 
+MAX_COMPONENTS = 8
+"""Named parts of a score that travel with a row, to the trainer, which sees a bounded number of bytes of each."""
+
 _OWN_FIELDS = frozenset((*RAGGED_FIELDS, *COPIED_FIELDS, "uid", "num_turns", "metrics", "reward_extra_info"))
 
 
@@ -45,9 +48,14 @@ def session_rows(
     scores: Sequence[float],
     metrics: Mapping[str, float],
     reward_details: Mapping[str, Any],
+    components: Mapping[str, float] | None = None,
 ) -> SessionRows:
-    """One row per trajectory, in order. Raises ValueError for a trajectory that breaks an invariant or whose
-    `extra_fields` take a name of the schema."""
+    """One row per trajectory, in order; `components` are the named parts of the session's score. Raises ValueError for
+    a trajectory that breaks an invariant or whose `extra_fields` take a name of the schema, and for too many
+    components."""
+    components = components or {}
+    if len(components) > MAX_COMPONENTS:
+        raise ValueError(f"{len(components)} components of a score; at most {MAX_COMPONENTS} travel with a row")
     for trajectory in trajectories:
         trajectory.validate()
     rows = len(trajectories)
@@ -62,8 +70,16 @@ def session_rows(
     columns["reward_extra_info"] = [dict(reward_details)] * rows
     columns |= _extra_columns(trajectories)
     began = next(v for v in trajectories[0].weight_versions if v >= 0)
-    tags = [_tag(trajectory, score, session, began) for trajectory, score in zip(trajectories, scores, strict=True)]
+    parts = {component_tag(name): float(value) for name, value in components.items()}
+    tags = [
+        _tag(trajectory, score, session, began) | parts for trajectory, score in zip(trajectories, scores, strict=True)
+    ]
     return SessionRows([row_key(uid, session, index) for index in range(rows)], columns, tags)
+
+
+def component_tag(name: str) -> str:
+    """The tag that holds a component of the session's score."""
+    return f"score/{name}"
 
 
 def _arrays(trajectory: Trajectory, score: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from agent_loop.llm.metered import MeteredClient
 from agent_loop.llm.protocol import LLMClient, SamplingParams, ServerDied
 from agent_loop.loop import AgentContext, AgentLoop, Budgets, SpanSink, no_spans
 from agent_loop.rendering.chat import ChatTokenizer
-from agent_loop.rewards import RewardError, RewardFunction, finite_score
+from agent_loop.rewards import RewardError, RewardFunction, finite_score, score_components
 from agent_loop.rows import SessionRows, session_rows
 from agent_loop.seeds import derive_seed
 from agent_loop.tools.base import Tool
@@ -55,6 +55,8 @@ class SessionRunner:
     budgets: Budgets
     sampling: SamplingParams
     reward: RewardFunction | None = None
+    components: tuple[str, ...] = ()
+    """Of a score: those whose values go with the rows, where it has them."""
     tools: Mapping[str, Tool] = field(default_factory=dict)
     seed: int = 0
     seeded: bool = True
@@ -108,7 +110,9 @@ class SessionRunner:
                 trajectories = await loop.run(row, ctx)
                 _check(trajectories, loop)
                 scores, details = await self._scores(prompt, trajectories, ctx)
-            return session_rows(prompt, uid, session, trajectories, scores, ctx.metrics, details)
+                given = {"score": scores[-1], **details, **trajectories[-1].score_components}
+                components = score_components(given, self.components)
+            return session_rows(prompt, uid, session, trajectories, scores, ctx.metrics, details, components)
 
         result = await contained(agent())
         if isinstance(result, SessionRows):

@@ -30,6 +30,8 @@ class Trajectory:
     num_turns: int = 0
     score: float | None = None
     """Outcome reward; None = the worker's reward function decides."""
+    score_components: dict[str, float] = field(default_factory=dict)
+    """Its parts by name, of an agent that sets the score: what a reward function returns beside "score"."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
     """Further object columns of the row (tool calls, timings, reward details)."""
 

@@ -56,6 +56,8 @@ class WorkerConfig:
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reward_timeout: float = 60.0
     reward_threads: bool = True
+    reward_components: tuple[str, ...] = ()
+    """Of what rewards return beside "score": the numbers that the trainer is told."""
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
     """Defaults of all groups; `max_tokens` and `seed` are set per turn."""
     budgets: Budgets = field(default_factory=Budgets)
@@ -103,6 +105,7 @@ class AgentLoopWorker:
             budgets=config.budgets,
             sampling=config.sampling,
             reward=reward,
+            components=config.reward_components,
             tools=_load_tools(config.tools),
             seed=config.seed,
             seeded=config.seeded,

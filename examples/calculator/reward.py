@@ -31,3 +31,16 @@ def compute_score(
 ) -> float:
     """verl's signature."""
     return 1.0 if final_answer(solution_str) == ground_truth else 0.0
+
+
+def compute_parts(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, float]:
+    """The same score, with its parts for `algorithm.gdpo_reward_keys`: is it right, is there an answer at all."""
+    answer = final_answer(solution_str)
+    correct = 1.0 if answer == ground_truth else 0.0
+    return {"score": correct, "correct": correct, "answered": 0.0 if answer is None else 1.0}

@@ -24,6 +24,8 @@ SETTING_KEYS = {
     "norm_by_std": "algorithm.norm_adv_by_std_in_grpo",
     "gamma": "algorithm.gamma",
     "lam": "algorithm.lam",
+    "components": "algorithm.gdpo_reward_keys",
+    "weights": "algorithm.gdpo_reward_weights",
     **{name: f"{ACTOR}.{name}" for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")},
     **{
         name: f"{ACTOR}.policy_loss.{name}"

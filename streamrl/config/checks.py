@@ -12,10 +12,7 @@ from agent_loop.loop import load_agent_loop
 from agent_loop.plugins import PluginError, is_path_spec
 from agent_loop.rewards import REWARDS
 from agent_loop.tools.base import load_tool
-from streamrl.algorithms.advantages import estimator
-from streamrl.algorithms.thresholds import parse_threshold, rejection_rules
-from streamrl.config import data_files, hub
-from streamrl.config.derive import estimator_needs
+from streamrl.config import algorithm_checks, data_files, hub
 from streamrl.config.paths import defines, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.errors import ConfigError
@@ -23,8 +20,6 @@ from streamrl.errors import ConfigError
 ACTOR = "actor_rollout_ref.actor"
 LOSSES = "streamrl.algorithms.policy_losses"
 ROLLOUT = "actor_rollout_ref.rollout"
-COMPARES_SAMPLES = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "grpo_passk", "gpg", "gdpo")
-"""Estimators that are 0 for a group of one."""
 
 
 def check(config: StreamRLConfig) -> None:
@@ -53,35 +48,6 @@ def _batches(config: StreamRLConfig) -> Iterator[str]:
         yield f"a mini-batch of {mini} prompts x n={n} has fewer rows than the {ranks} training ranks"
 
 
-def _algorithm(config: StreamRLConfig) -> Iterator[str]:
-    algorithm, n = config.algorithm, config.actor_rollout_ref.rollout.n
-    try:
-        estimator(algorithm.adv_estimator)
-    except PluginError as error:
-        yield f"algorithm.adv_estimator: {error}"
-    if algorithm.adv_estimator in COMPARES_SAMPLES and n < 2:
-        yield (
-            f"{ROLLOUT}.n={n}: algorithm.adv_estimator={algorithm.adv_estimator} compares the samples of a prompt and "
-            "needs n >= 2"
-        )
-    if "components" in estimator_needs(algorithm):
-        yield (
-            f"algorithm.adv_estimator={algorithm.adv_estimator} needs the parts of each score, which rewards do not "
-            "give yet; add them up in the reward and use grpo"
-        )
-    if config.trainer.replay and "baseline" in estimator_needs(algorithm):
-        yield f"trainer.replay: the greedy answers that {algorithm.adv_estimator} compares with are not recorded"
-    if algorithm.filter_groups.enable and n < 2:
-        yield f"{ROLLOUT}.n={n}: algorithm.filter_groups.enable=true would filter out every group; it needs n >= 2"
-    if "values" in estimator_needs(algorithm) and not config.critic.enable:
-        yield f"critic.enable=false: algorithm.adv_estimator={algorithm.adv_estimator} needs a critic's values"
-    buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
-    if buffer.enable and not 0 < buffer.len <= longest:
-        yield (
-            f"reward.overlong_buffer.len={buffer.len} must be above 0 and at most data.max_response_length={longest}"
-        )
-
-
 def _actor(config: StreamRLConfig) -> Iterator[str]:
     actor = config.actor_rollout_ref.actor
     if actor.clip_ratio_c <= 1:
@@ -96,26 +62,6 @@ def _actor(config: StreamRLConfig) -> Iterator[str]:
         yield (
             f"{ACTOR}.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size} must divide the {ranks} "
             "training ranks (trainer.nnodes x trainer.n_gpus_per_node)"
-        )
-
-
-def _correction(config: StreamRLConfig) -> Iterator[str]:
-    correction, key = config.algorithm.rollout_correction, "algorithm.rollout_correction"
-    rollout = config.actor_rollout_ref.rollout
-    if correction.loss_type == "reinforce" and not correction.bypass_mode:
-        yield f"{key}.loss_type=reinforce needs {key}.bypass_mode=true (there is no other old policy in it)"
-    try:
-        parse_threshold(correction.rollout_is_threshold)
-        if correction.rollout_rs is not None:
-            rejection_rules(correction.rollout_rs, correction.rollout_rs_threshold)
-    except ValueError as error:
-        yield f"{key}: {error}"
-    cut, drift = rollout.top_p < 1 or rollout.top_k > 0, config.actor_rollout_ref.actor.target_kl
-    if cut and (correction.bypass_mode or correction.rollout_is or correction.rollout_rs or drift):
-        yield (
-            f"{ROLLOUT}.top_p={rollout.top_p:g} top_k={rollout.top_k}: the servers' log-probs are then those of the "
-            f"cut distribution and no policy's; set {key}.bypass_mode=false (old log-probs are then computed again), "
-            f"rollout_is=null, rollout_rs=null and {ACTOR}.target_kl=null, or top_p=1 top_k=-1"
         )
 
 
@@ -298,8 +244,8 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
-    _batches, _algorithm, _actor, _correction, _lengths, _placement, _datasets, _model, _teacher, _code, _names,
-    _directories, _memory,
+    _batches, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _placement, _datasets, _model,
+    _teacher, _code, _names, _directories, _memory,
 )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("training/epoch", "epochs", "Epoch of the dataset of the newest group trained."),
     # Rewards and what GRPO makes of them.
     _step(f"critic/score/{_STATS}", "score", "Outcome score of the rows trained."),
+    _step(f"critic/score/<component>/{_STATS}", "score", "Component of it (algorithm.gdpo_reward_keys).", ""),
     _step(f"critic/rewards/{_STATS}", "score", "Score after penalties (KL in the reward, overlong)."),
     _step(f"critic/advantages/{_STATS}", "", "Advantage of the tokens trained."),
     _step(f"critic/returns/{_STATS}", "", "Returns of the tokens trained."),

@@ -70,6 +70,7 @@ def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> Work
         reward_kwargs=function.reward_kwargs,
         reward_timeout=reward.timeout,
         reward_threads=not virtual_clock,
+        reward_components=config.algorithm.gdpo_reward_keys,
         sampling=SamplingParams(1, rollout.temperature, rollout.top_p, rollout.top_k),
         budgets=Budgets(
             response_length=data.max_response_length,

@@ -196,7 +196,7 @@ class Trainer(ABC):
             if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
                 self._batch_log.committed(step)
                 await self.parts.queue.commit_step(PARTITION, step)
-            rows = score_metrics(groups, self.step)
+            rows = score_metrics(groups, self.step, self.config.algorithm.gdpo_reward_keys)
             self.step = step
             await self.report.look(step)
             span.add(groups=len(groups), samples=sum(len(g.rows) for g in groups), dropped=self.report.dropped_in_step)

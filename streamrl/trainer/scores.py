@@ -10,12 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent_loop.rows import component_tag
 from agent_loop.session import SAMPLED_SESSIONS
 from streamrl.algorithms.advantages import Estimator
 from streamrl.algorithms.filters import zero_variance
 from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config.sections.algorithm import OverlongBufferConfig
+from streamrl.errors import UserError
 from transfer_queue.net.messages import Group, Row
+
+
+class NoSuchComponent(UserError, ValueError):
+    """A row without a component of its score that the estimator needs. The message names both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,8 @@ class Sessions:
     baselines: np.ndarray | None
     """f64[N]: score of the greedy session of its group; None where no group has one."""
     rows: list[list[Row]]
+    components: np.ndarray | None = None
+    """f64[N, K]: parts of the score; None where nobody asked for them."""
 
     @property
     def row_scores(self) -> dict[str, float]:
@@ -42,13 +50,14 @@ class Sessions:
         return {row.key: float(v) for v, rows in zip(values, self.rows, strict=True) for row in rows}
 
     def advantages(
-        self, estimator: Estimator, *, norm_by_std: bool, scores: np.ndarray | None = None
-    ) -> dict[str, float]:
-        """By row key, of an estimator that works on sessions."""
+        self, estimator: Estimator, *, norm_by_std: bool, scores: np.ndarray | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> dict[str, float]:  # fmt: skip
+        """By row key, of an estimator that works on sessions. `weights` are those of the components; None: 1."""
         return self.spread(
             estimator.sessions(
                 self.scores if scores is None else scores, self.group, norm_by_std=norm_by_std,
-                lengths=self.lengths, baselines=self.baselines,
+                lengths=self.lengths, baselines=self.baselines, components=self.components, weights=weights,
             )
         )  # fmt: skip
 
@@ -58,9 +67,11 @@ class Sessions:
 
 
 def sessions_of(
-    groups: Sequence[Group], *, overlong: OverlongBufferConfig | None = None, max_response_length: int = 0
-) -> Sessions:
-    """Raises ValueError for a group without a single trained session."""
+    groups: Sequence[Group], *, overlong: OverlongBufferConfig | None = None, max_response_length: int = 0,
+    components: Sequence[str] = (),
+) -> Sessions:  # fmt: skip
+    """Raises ValueError for a group without a single trained session, NoSuchComponent for a session whose score lacks
+    one of `components`."""
     trained: list[tuple[int, list[Row]]] = []
     greedy: dict[int, float] = {}
     for place, group in enumerate(groups):
@@ -80,7 +91,8 @@ def sessions_of(
     if missing := set(range(len(groups))) - set(place_of.tolist()):
         raise ValueError(f"group {groups[min(missing)].uid} has no session to train on")
     baselines = np.array([greedy[place] for place, _ in trained], np.float64) if greedy else None
-    return Sessions(scores, place_of, lengths, baselines, [rows for _, rows in trained])
+    parts = np.array([_components(rows[-1], components) for _, rows in trained], np.float64) if components else None
+    return Sessions(scores, place_of, lengths, baselines, [rows for _, rows in trained], parts)
 
 
 def sampled_sessions(group: Group) -> int:
@@ -106,7 +118,17 @@ def _score(rows: list[Row]) -> float:
     return float(rows[-1].tag["score"])
 
 
-def score_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+def _components(row: Row, names: Sequence[str]) -> list[float]:
+    """Of the session's score, as its last row tells them."""
+    if missing := [name for name in names if component_tag(name) not in row.tag]:
+        raise NoSuchComponent(
+            f"row {row.key}: its score has no component {missing[0]!r}, which algorithm.gdpo_reward_keys names; the "
+            'reward returns it beside "score", for every row (an agent that scores itself: Trajectory.score_components)'
+        )
+    return [float(row.tag[component_tag(name)]) for name in names]
+
+
+def score_metrics(groups: Sequence[Group], version: int, components: Sequence[str] = ()) -> dict[str, float]:
     """Scalars of the rows that a step trained at weights `version`, under verl's names."""
     sampled = [[row for row in group.rows if int(row.tag["session"]) < sampled_sessions(group)] for group in groups]
     tags = [row.tag for rows in sampled for row in rows]
@@ -125,6 +147,7 @@ def score_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     }
     for name, values in (
         ("critic/score", np.concatenate(scores)),
+        *((f"critic/score/{name}", column(component_tag(name))) for name in components),
         ("response_length", lengths),
         ("prompt_length", prompts),
         ("training/off_policy/trajectory_staleness", version - newest),

@@ -92,8 +92,9 @@ class Update:
         """
         config = self._config
         sessions = sessions_of(
-            batch.groups, overlong=config.reward.overlong_buffer, max_response_length=config.data.max_response_length
-        )
+            batch.groups, overlong=config.reward.overlong_buffer, max_response_length=config.data.max_response_length,
+            components=config.algorithm.gdpo_reward_keys,
+        )  # fmt: skip
         info = {
             "temperature": config.actor_rollout_ref.rollout.temperature, "version": step - 1, "staleness": staleness,
             "max_age": max_age, "mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
@@ -144,8 +145,9 @@ class Update:
         with self._stage("advantage", work):
             if self.estimator.per_session is not None:
                 work.info["advantages"] = sessions.advantages(
-                    self.estimator, norm_by_std=self._algorithm.norm_adv_by_std_in_grpo, scores=scores
-                )
+                    self.estimator, norm_by_std=self._algorithm.norm_adv_by_std_in_grpo, scores=scores,
+                    weights=self._algorithm.gdpo_reward_weights,
+                )  # fmt: skip
             if self._on_ranks:
                 work.add(await self._actor.compute_advantage(work.meta(scores=sessions.row_scores)))
                 work.info["advantage_columns"] = True

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_loop.rewards import RewardError, RewardFunction, last_turn
+from agent_loop.rewards import RewardError, RewardFunction, last_turn, score_components
 from agent_loop.trajectory import Trajectory
 from tests.agents.fakes import byte_chat
 
@@ -116,3 +116,12 @@ async def test_the_last_integer_of_the_last_turn_counts_not_the_tools() -> None:
 async def test_the_example_reward_runs() -> None:
     path = Path(__file__).parents[2] / "examples/calculator/reward.py"
     assert (await RewardFunction(f"{path}:compute_score")(ROW, trajectory("= 391"), CHAT)).value == 1.0
+
+
+def test_components_of_a_score_are_the_finite_numbers_that_were_asked_for() -> None:
+    given = {"right": True, "short": "0.5", "pred": "abc", "long": float("nan")}
+    assert score_components(given, ["right", "short", "absent"]) == {"right": 1.0, "short": 0.5}
+    with pytest.raises(RewardError, match="component 'pred' of the score is 'abc'; expected a number"):
+        score_components(given, ["pred"])
+    with pytest.raises(RewardError, match="component 'long' of the score is nan; a score must be finite"):
+        score_components(given, ["long"])

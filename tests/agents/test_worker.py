@@ -37,10 +37,44 @@ class Custom:
             trajectory = Trajectory(prompt_ids=ctx.chat.render_prompt(row["raw_prompt"]), num_turns=2)
             await ctx.sample(trajectory, turn=index)
             trajectory.score = info.get("score")
+            trajectory.score_components = info.get("parts", {})
             trajectory.extra_fields = dict(info.get("extra_fields", {}))
             made.append(trajectory)
         row["raw_prompt"].append("a loop may scribble in its row")
         return made if not info.get("nothing") else []
+
+
+def test_the_components_of_a_score_that_are_asked_for_go_with_every_row(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text("async def parts(**kwargs): return {'score': 1.0, 'right': 1, 'short': 0.25, 'pred': '391'}\n")
+
+    async def main() -> None:
+        async with farm("= 391") as f:
+            await f.admit(["of_reward"])
+            await f.admit(["of_agent"], agent_name="test_custom", extra_info={"score": 2.0, "parts": {"short": 7.0}})
+            f.start(reward=f"{file}:parts", reward_components=("right", "short", "absent"))
+            groups = await f.settled(2)
+            tags = [row.tag for uid in ("of_reward", "of_agent") for row in groups[uid].rows]
+            assert [{k: v for k, v in tag.items() if k.startswith("score")} for tag in tags] == [
+                *[{"score": 1.0, "score/right": 1.0, "score/short": 0.25}] * 2,
+                *[{"score": 2.0, "score/short": 7.0}] * 2,
+            ]
+
+    run_virtual(main())
+
+
+def test_a_score_of_more_components_than_may_travel_fails_the_session_and_says_so(tmp_path: Path) -> None:
+    file, names = tmp_path / "reward.py", tuple(f"part_{i}" for i in range(9))
+    file.write_text(f"async def parts(**kwargs): return {dict.fromkeys(('score', *names), 1.0)}\n")
+
+    async def main() -> None:
+        async with farm("= 391") as f:
+            await f.admit(["u"], n=1)
+            f.start(reward=f"{file}:parts", reward_components=names)
+            group = (await f.settled(1))["u"]
+            assert "9 components of a score; at most 8 travel with a row" in group.reason
+
+    run_virtual(main())
 
 
 def test_a_group_becomes_ready_with_rows_of_the_schema() -> None:

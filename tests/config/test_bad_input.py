@@ -11,6 +11,7 @@ from streamrl.config import ConfigError, check_ports, load_config
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
+GDPO = ("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[a,b]")
 
 
 def problem(arguments: list[str]) -> str:
@@ -106,7 +107,12 @@ def test_all_mistakes_are_found_at_once(valid: list[str]):
         (["algorithm.rollout_correction.bypass_mode=true", f"{ROLLOUT}.top_p=0.9"], "of the cut distribution"),
         (["algorithm.filter_groups.enable=true", f"{ROLLOUT}.n=1", "algorithm.adv_estimator=gae"], "needs n >= 2"),
         (["distillation.enabled=true"], "needs the directory of a model"),
-        (["algorithm.adv_estimator=gdpo"], "needs the parts of each score"),
+        (["algorithm.adv_estimator=gdpo"], "needs algorithm.gdpo_reward_keys"),
+        (["algorithm.gdpo_reward_keys=[a]"], "have no effect with algorithm.adv_estimator=grpo"),
+        ([*GDPO, "algorithm.gdpo_reward_keys=[a,b,c,d,e,f,g,h,i]"], "has 9 names; at most 8 components"),
+        ([*GDPO, "algorithm.gdpo_reward_keys=[a,a]"], "names a component twice"),
+        ([*GDPO, "algorithm.gdpo_reward_weights=[1.0]"], "one finite number per component (2)"),
+        ([*GDPO, "algorithm.use_kl_in_reward=true"], "a penalty on their sum would be lost"),
         (["algorithm.adv_estimator=grop"], "did you mean 'grpo'"),
         (["algorithm.adv_estimator=gae", "critic.enable=false"], "needs a critic's values"),
         (["reward.overlong_buffer={enable: true, len: 1000}"], "at most data.max_response_length=512"),

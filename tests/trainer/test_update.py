@@ -128,6 +128,17 @@ async def test_a_whitened_estimator_gives_its_scalars_to_the_ranks(events):
     assert ranks.told("compute_advantage")["advantages"]["u0_0_0"] == 0.5
 
 
+async def test_gdpo_is_told_the_components_that_the_configuration_names_with_their_weights(events):
+    ranks, group = Ranks(), ready_group("u0", [5.0, 5.0])
+    for row, right in zip(group.rows, (1.0, 0.0), strict=True):
+        row.tag.update({"score/right": right, "score/short": 3.0})
+    gdpo = config(adv_estimator="gdpo", gdpo_reward_keys=("right", "short"), gdpo_reward_weights=(-2.0, 1.0))
+    batch = LeasedBatch(Token(1, 1), [group])
+    await Update(gdpo, ranks, None, events, "train").run(batch, step=1, max_age=None, staleness=0.0)
+    found = ranks.told("update_actor")["advantages"]
+    assert [found["u0_0_0"], found["u0_1_0"]] == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
+
+
 async def test_the_kl_loss_alone_needs_the_reference_and_no_rewards(events):
     ranks = Ranks()
     await run(Update(config(actor={"use_kl_loss": True}), ranks, None, events, "train"))

@@ -8,6 +8,7 @@ from typing import Literal
 from streamrl.config.sections.actor import KLEstimator
 from streamrl.config.sections.types import (
     Fraction,
+    Name,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
@@ -69,6 +70,10 @@ class AlgorithmConfig:
     """GAE's lambda."""
     norm_adv_by_std_in_grpo: bool = True
     """false: Dr. GRPO."""
+    gdpo_reward_keys: tuple[Name, ...] = ()
+    """gdpo: the components of a score, numbers that the reward returns in its dict; at most 8."""
+    gdpo_reward_weights: tuple[float, ...] | None = None
+    """gdpo: of each component; None: 1."""
     use_kl_in_reward: bool = False
     """Subtract kl_coef * KL(old policy || reference) from each token's reward."""
     kl_penalty: KLEstimator = "kl"
