@@ -1,4 +1,4 @@
-"""The LLM client that agent loops get: many servers, of which some may die, behind one `generate`.
+"""The LLM client that agent loops get: many servers, of which some may die, behind one `generate`, or one `score`.
 
 Consumes: server handles. Waits for: a healthy server (woken by a re-admission, with a deadline); an answer.
 A server that is out, and only such a one, is probed by a retry timer with growing pauses.
@@ -15,7 +15,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied
+from agent_loop.llm.metered import RunStopping
+from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, Scores, ServerDied
 from agent_loop.llm.router import Router, Ticket
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Patience:
     """How long the client waits for what, in seconds."""
 
     healthy: float = 120.0  # for any server to be healthy; also for a server that keeps aborting without a token
-    answer: float = 600.0  # for one generation; a server that is silent for longer counts as dead
+    answer: float = 600.0  # for one generation or score; a server that is silent for longer counts as dead
     probe: float = 10.0  # for one health check
     first_pause: float = 0.1  # between health checks, doubling
     longest_pause: float = 5.0
@@ -38,7 +39,7 @@ class NoServer(ServerDied):
 
 
 class RoutedClient:
-    """Implements LLMClient over several LLMServers.
+    """Implements LLMClient and Scorer over several LLMServers.
 
     - A request whose server died continues elsewhere, from the tokens it already has.
     - An aborted request continues with the prompt plus its tokens; all pieces together never exceed `max_tokens`.
@@ -80,6 +81,28 @@ class RoutedClient:
             await setbacks.pause(ticket.server, progress=bool(piece.token_ids))
         done.stop_reason = "aborted"
         return done
+
+    async def score(
+        self, prompt_ids: list[int], response_ids: list[int], temperature: float, *, session: str
+    ) -> Scores:
+        """Raises ServerDied (retries exhausted, NoServer, or the run stops), and what the server says of the tokens."""
+        setbacks = _Setbacks(session, self._patience)
+        while (ticket := await self._acquire(session, len(prompt_ids) + len(response_ids))) is not None:
+            try:
+                scores = await self._scored(ticket, prompt_ids, response_ids, temperature)
+            except ServerDied as error:
+                self._take_out(ticket, str(error))
+                setbacks.count_death(error)
+                continue
+            finally:
+                self.router.release(ticket)
+            if len(scores.log_probs) != len(response_ids):
+                raise RuntimeError(
+                    f"server {ticket.server} broke the protocol: {len(scores.log_probs)} log-probs of "
+                    f"{len(response_ids)} tokens"
+                )
+            return scores
+        raise RunStopping(f"{session}: its tokens were not scored because the run stops")
 
     def set_servers(self, servers: Mapping[str, LLMServer]) -> None:
         """The servers are now these: new or exchanged handles join after a health check, missing ones leave."""
@@ -135,6 +158,15 @@ class RoutedClient:
         except asyncio.CancelledError:
             self._abort(server, request_id)
             raise
+
+    async def _scored(
+        self, ticket: Ticket, prompt_ids: list[int], response_ids: list[int], temperature: float
+    ) -> Scores:
+        try:
+            async with asyncio.timeout(self._patience.answer):
+                return await self._servers[ticket.server].score(prompt_ids, response_ids, temperature)
+        except TimeoutError:
+            raise ServerDied(f"server {ticket.server} gave no scores within {self._patience.answer:g} s") from None
 
     def _abort(self, server: LLMServer, request_id: str) -> None:
         """Best effort: whoever wanted the tokens is gone, the engine's slot should be free."""

@@ -37,6 +37,17 @@ class Generation:
     engine_seconds: float = 0.0  # holding a slot
 
 
+@dataclass(slots=True)
+class Scores:
+    """What a model says of R tokens that another one sampled."""
+
+    log_probs: list[float]
+    """Per response token, of softmax(logits / temperature) over the whole vocabulary."""
+    weight_version: int = 0
+    queue_seconds: float = 0.0  # waiting for its turn
+    engine_seconds: float = 0.0  # in the forward pass, together with whoever shared it
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
     running: int
@@ -45,6 +56,9 @@ class ServerLoad:
     weight_version: int
     tokens_generated: int  # since the start
     busy_seconds: float  # time with at least one running request, since the start
+    rows_scored: int = 0  # answers of `score`, since the start
+    tokens_scored: int = 0  # their response tokens
+    score_queue_seconds: float = 0.0  # what these answers waited for their turn, in all
 
 
 class ServerDied(ConnectionError):
@@ -55,6 +69,10 @@ class ContextOverflow(ValueError):
     """Prompt plus max_tokens exceeds the engine's context length. The agent's own error, not the infrastructure's."""
 
 
+class CannotScore(NotImplementedError):
+    """This kind of server has no forward pass over given tokens."""
+
+
 class LLMServer(Protocol):
     """One engine. Every implementation passes tests/rollout/test_llm_server.py."""
 
@@ -62,8 +80,16 @@ class LLMServer(Protocol):
         """Raises ServerDied, ContextOverflow."""
         ...
 
+    async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
+        """The log-prob of each response token after the prompt and the response tokens before it. Waits while paused.
+
+        `abort` does not end it; whoever gives it up costs at most its share of one forward pass. Raises ServerDied,
+        ContextOverflow, ValueError, FloatingPointError (the model's own numbers are not finite), CannotScore.
+        """
+        raise CannotScore(f"{type(self).__name__} scores no tokens; teacher servers are of the kinds torch and sim")
+
     async def abort(self, request_ids: list[str] | None = None) -> int:
-        """End these requests (None: all) with the tokens they have, stop_reason "aborted"; how many there were."""
+        """End these generations (None: all) with the tokens they have, stop_reason "aborted"; how many there were."""
         ...
 
     async def update_weights(self, path: str, version: int) -> None:
@@ -90,4 +116,14 @@ class LLMClient(Protocol):
     async def generate(self, prompt_ids: list[int], sampling: SamplingParams, *, session: str) -> Generation:
         """`session` makes later turns of a trajectory find their prefix cache. Never returns "aborted" unless
         the whole run stops."""
+        ...
+
+
+class Scorer(Protocol):
+    """A teacher, as a session sees it: the servers of another model. Deaths are handled below it."""
+
+    async def score(
+        self, prompt_ids: list[int], response_ids: list[int], temperature: float, *, session: str
+    ) -> Scores:
+        """As `LLMServer.score`. Raises ServerDied once retries are exhausted, or when the run stops."""
         ...

@@ -80,7 +80,11 @@ TABLE: tuple[EventSpec, ...] = (
         announced=False,
     ),
     _span("tool", "agent worker", ("tool",), "One tool call; also `uid`, `session`.", announced=False),
-    _span("server_busy", "LLM server", ("server",), "The engine had running requests; also `tokens`.", announced=False),
+    _span(
+        "server_busy", "LLM server", ("server",),
+        "The engine had running requests; also `tokens` (sampled) and `scored` (log-probs of given tokens).",
+        announced=False,
+    ),  # fmt: skip
     _span("server_weights", "LLM server", ("server", "version"), "The engine loaded new weights.", announced=False),
     EventSpec("state", "server", "LLM server", ("server",), "started, or died with the reason."),
     EventSpec("counter", "server_running", "trainer", ("server",), "Requests in a slot."),

@@ -1,6 +1,6 @@
 """What a server tells the monitor, in the names of `streamrl/monitor/schema.py`.
 
-    span  server_busy     {server, tokens}      the engine had running requests
+    span  server_busy     {server, tokens, scored}  the engine had running requests
     span  server_weights  {server, version}     the engine loaded new weights
     state server          {server}              "started", or "died: reason"
 
@@ -40,7 +40,7 @@ class Reporter:
         self._server = server
         self._events = events or NoEvents()
         self._start = self._end = 0.0
-        self._tokens = self._tokens_before = 0
+        self._tokens = self._tokens_before = self._scored = self._scored_before = 0
         self._open = False
 
     def started(self) -> None:
@@ -52,18 +52,19 @@ class Reporter:
     def weights(self, start: float, end: float, version: int) -> None:
         self._events.span_at("server_weights", start, end, server=self._server, version=version)
 
-    def busy(self, start: float, end: float, tokens: int) -> None:
-        """Requests were running from `start` to `end`; `tokens` were generated since the server started."""
+    def busy(self, start: float, end: float, tokens: int, *, scored: int = 0) -> None:
+        """Requests were running from `start` to `end`; `tokens` were generated since the server started, and the
+        log-probs of `scored` computed."""
         self.busy_seconds += end - start
         if not self._open:
             self._open, self._start = True, start
-        self._end, self._tokens = end, tokens
+        self._end, self._tokens, self._scored = end, tokens, scored
         if self._end - self._start >= SPAN_SECONDS:
             self.idle()
 
     def idle(self) -> None:
         """Nothing runs any more: report the span so far, if there is one."""
         if self._open:
-            made = self._tokens - self._tokens_before
-            self._events.span_at("server_busy", self._start, self._end, server=self._server, tokens=made)
-        self._open, self._tokens_before = False, self._tokens
+            made, scored = self._tokens - self._tokens_before, self._scored - self._scored_before
+            self._events.span_at("server_busy", self._start, self._end, server=self._server, tokens=made, scored=scored)
+        self._open, self._tokens_before, self._scored_before = False, self._tokens, self._scored

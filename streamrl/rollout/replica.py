@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied, ServerLoad
+from agent_loop.llm.protocol import CannotScore, Generation, LLMServer, SamplingParams, Scores, ServerDied, ServerLoad
 from streamrl.rollout.events import ServerEvents
 from streamrl.weight_sync import WeightError, WeightStore
 
@@ -49,6 +49,8 @@ class RolloutServerConfig:
     weights_dir: str | None = None
     max_num_seqs: int = 64
     max_model_len: int = 1024
+    max_score_tokens: int = 8192
+    """Tokens of one pass in which rows are scored (torch)."""
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
@@ -69,6 +71,7 @@ def _torch(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServe
         config.model_path,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
+        max_score_tokens=config.max_score_tokens,
         device=config.device,
         dtype=config.dtype,
         seed=config.seed,
@@ -137,6 +140,11 @@ class RayLLMServer:
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
         return await self._watched(self._server.generate(request_id, prompt_ids, sampling))
 
+    async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
+        if not hasattr(self._server, "score"):  # one that was registered, from before this verb
+            raise CannotScore(f"{self._name}: {type(self._server).__name__} scores no tokens")
+        return await self._watched(self._server.score(prompt_ids, response_ids, temperature))
+
     async def abort(self, request_ids: list[str] | None = None) -> int:
         return await self._watched(self._server.abort(request_ids))
 
@@ -185,7 +193,7 @@ class _NotStarted:
     async def _die(self, *_: object) -> Any:
         raise ServerDied(f"the server could not start: {self.error}")
 
-    generate = abort = update_weights = pause = resume = load = _die
+    generate = score = abort = update_weights = pause = resume = load = _die
 
     async def close(self) -> None: ...
 
@@ -215,6 +223,11 @@ class RayServerHandle:
         except asyncio.CancelledError:
             self._actor.abort.remote([request_id])
             raise
+
+    async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
+        """Cancelling it costs the server at most one forward pass."""
+        call = self._actor.score.remote(prompt_ids, response_ids, temperature)
+        return await self._answer("score", call, self._answer_seconds)
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
         return await self._answer("abort", self._actor.abort.remote(request_ids))

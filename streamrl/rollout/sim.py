@@ -11,14 +11,16 @@ import asyncio
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad, StopReason
+from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, StopReason
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.noise import Streams
-from streamrl.rollout.requests import check_request
-from streamrl.rollout.sim_script import Script, SimConfig, draw_script
+from streamrl.rollout.requests import check_request, check_scored
+from streamrl.rollout.sim_script import Script, SimConfig, draw_script, score_script
+from streamrl.rollout.sim_time import EngineTime, loop_time
 from streamrl.weight_sync import WeightStore
 
 __all__ = ["SimConfig", "SimServer"]
@@ -26,53 +28,26 @@ __all__ = ["SimConfig", "SimServer"]
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A request. `times`: the engine time of each token, empty while it waits for a slot."""
+    """A request. `times`: the engine time of each token, empty while it waits for a slot. One that `scores` holds a
+    slot for the time of one prefill, and makes no tokens."""
 
     id: str
     script: Script
-    future: asyncio.Future[Generation]
+    future: asyncio.Future[Any]
     submitted: float
+    scores: bool = False
     admitted: float | None = None
     times: np.ndarray = field(default_factory=lambda: np.empty(0))
     timer: asyncio.TimerHandle | None = None
 
     def past(self, now: float) -> int:
         """How many tokens it has."""
-        return int(np.searchsorted(self.times, now, side="right"))
+        return 0 if self.scores else int(np.searchsorted(self.times, now, side="right"))
 
     def stop_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-
-
-class _EngineTime:
-    """The loop's time less the times it stood still. Reasons to stand still are counted."""
-
-    def __init__(self) -> None:
-        self._stood = self._since = 0.0
-        self._reasons = 0
-
-    @property
-    def stands(self) -> bool:
-        return self._reasons > 0
-
-    def now(self) -> float:
-        return (self._since if self._reasons else _loop_time()) - self._stood
-
-    def when(self, moment: float) -> float:
-        """The loop's time at this moment, if nothing stands still until then."""
-        return moment + self._stood
-
-    def stand(self) -> None:
-        if not self._reasons:
-            self._since = _loop_time()
-        self._reasons += 1
-
-    def go(self) -> None:
-        self._reasons -= 1
-        if not self._reasons:
-            self._stood += _loop_time() - self._since
 
 
 class SimServer:
@@ -98,6 +73,7 @@ class SimServer:
         self._streams = Streams(seed)
         self._store = WeightStore(weights_dir) if weights_dir else None
         self._server, self._events = server, events
+        self._asked = 0
         self._running: dict[str, _Run] = {}
         self._waiting: dict[str, _Run] = {}
         self._start()
@@ -105,9 +81,10 @@ class SimServer:
     def _start(self) -> None:
         newest = self._store.latest() if self._store else None
         self._versions: list[tuple[float, int]] = [(-math.inf, newest.version if newest else 0)]  # (since, version)
-        self._time = _EngineTime()
+        self._time = EngineTime()
         self._paused = False
-        self._ended_tokens = 0
+        self._ended_tokens = self._rows_scored = self._tokens_scored = 0
+        self._score_queue_seconds = 0.0
         self._busy_since = 0.0  # engine time from which busy time is not yet reported
         self._death: str | None = None
         self._death_timer: asyncio.TimerHandle | None = None
@@ -140,7 +117,21 @@ class SimServer:
         if request_id in self._running or request_id in self._waiting:
             raise ValueError(f"request id {request_id!r} is already open here; ids must be unique per server")
         script = draw_script(self.sim, self._streams.of(sampling.seed), len(prompt_ids), sampling)
-        run = _Run(request_id, script, asyncio.get_running_loop().create_future(), _loop_time())
+        return await self._ended(_Run(request_id, script, asyncio.get_running_loop().create_future(), loop_time()))
+
+    async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
+        """Numbers that depend on the tokens and the temperature alone. Raises ServerDied, ContextOverflow, ValueError.
+
+        Takes a slot for `prefill_seconds`.
+        """
+        self._check_alive()
+        check_scored(prompt_ids, response_ids, temperature, max_model_len=self._max_len, vocab_size=self.sim.vocab_size)
+        self._asked += 1
+        script = score_script(self.sim, [*prompt_ids, *response_ids], len(response_ids), temperature)
+        future = asyncio.get_running_loop().create_future()
+        return await self._ended(_Run(f"score {self._asked}", script, future, loop_time(), scores=True))
+
+    async def _ended(self, run: _Run) -> Any:
         self._waiting[run.id] = run
         self._plan()
         try:
@@ -153,7 +144,8 @@ class SimServer:
     async def abort(self, request_ids: list[str] | None = None) -> int:
         self._check_alive()
         wanted = None if request_ids is None else set(request_ids)
-        gone = [r for r in [*self._running.values(), *self._waiting.values()] if wanted is None or r.id in wanted]
+        runs = [*self._running.values(), *self._waiting.values()]
+        gone = [r for r in runs if not r.scores and (wanted is None or r.id in wanted)]
         for run in gone:
             self._end(run, "aborted", run.past(self._time.now()))
         self._plan()
@@ -162,7 +154,7 @@ class SimServer:
     async def update_weights(self, path: str, version: int) -> None:
         """Stand still for `update_seconds`; later tokens carry `version`. `path` is not read: there is no model."""
         self._check_alive()
-        began, engine_time = _loop_time(), self._time
+        began, engine_time = loop_time(), self._time
         engine_time.stand()
         self._plan()
         try:
@@ -174,7 +166,7 @@ class SimServer:
         finally:
             engine_time.go()
             self._plan()
-        self._report.weights(began, _loop_time(), version)
+        self._report.weights(began, loop_time(), version)
 
     async def pause(self) -> None:
         self._check_alive()
@@ -200,6 +192,9 @@ class SimServer:
             weight_version=self._versions[-1][1],
             tokens_generated=self._ended_tokens + sum(run.past(now) for run in self._running.values()),
             busy_seconds=self._report.busy_seconds + (now - self._busy_since if self._running else 0.0),
+            rows_scored=self._rows_scored,
+            tokens_scored=self._tokens_scored,
+            score_queue_seconds=self._score_queue_seconds,
         )
 
     async def close(self) -> None:
@@ -236,7 +231,7 @@ class SimServer:
             run = self._waiting.pop(next(iter(self._waiting)))
             if not self._running:
                 self._busy_since = now
-            run.admitted = _loop_time()
+            run.admitted = loop_time()
             run.times = now + run.script.seconds
             self._running[run.id] = run
 
@@ -245,15 +240,28 @@ class SimServer:
         if self.sim.die_after_tokens is None or not self._running:
             return None
         missing = self.sim.die_after_tokens - self._ended_tokens
-        moments = np.concatenate([run.times for run in self._running.values()])
+        moments = np.concatenate([np.empty(0), *(run.times for run in self._running.values() if not run.scores)])
         return float(np.partition(moments, missing - 1)[missing - 1]) if 0 < missing <= len(moments) else None
 
     def _finish(self, run: _Run) -> None:
-        self._end(run, "stop" if run.script.stops else "length", len(run.times))
+        if run.scores:
+            self._end_score(run)
+        else:
+            self._end(run, "stop" if run.script.stops else "length", len(run.times))
         self._plan()
 
+    def _end_score(self, run: _Run) -> None:
+        now, admitted = loop_time(), run.admitted or run.submitted
+        log_probs, version = run.script.log_probs, self._versions[-1][1]
+        self._rows_scored += 1
+        self._tokens_scored += len(log_probs)
+        self._score_queue_seconds += admitted - run.submitted
+        self._remove(run)
+        if not run.future.done():
+            run.future.set_result(Scores(log_probs, version, admitted - run.submitted, now - admitted))
+
     def _end(self, run: _Run, reason: StopReason, count: int) -> None:
-        now = _loop_time()
+        now = loop_time()
         admitted = now if run.admitted is None else run.admitted
         since = [moment for moment, _ in self._versions]
         generation = Generation(
@@ -276,12 +284,9 @@ class SimServer:
         elif self._running.get(run.id) is run:
             now = self._time.now()
             self._ended_tokens += run.past(now) if count is None else count
-            self._report.busy(self._time.when(self._busy_since), self._time.when(now), self._ended_tokens)
+            since, until = self._time.when(self._busy_since), self._time.when(now)
+            self._report.busy(since, until, self._ended_tokens, scored=self._tokens_scored)
             self._busy_since = now
             del self._running[run.id]
             if not self._running:
                 self._report.idle()
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()

@@ -96,6 +96,13 @@ def draw_script(sim: SimConfig, stream: tuple[int, int], prompt_len: int, sampli
     )
 
 
+def score_script(sim: SimConfig, ids: list[int], response_len: int, temperature: float) -> Script:
+    """One moment, after a prefill; the log-probs of the last `response_len` tokens, made of each and the one before."""
+    tokens = np.asarray(ids[-response_len - 1 :], dtype=np.int64)
+    noise = (tokens[:-1] * 7919 + tokens[1:] * 104729 + 12347) % 65536 / 65536
+    return Script([], (-2.0 * noise / temperature).tolist(), np.array([sim.prefill_seconds]), stops=False)
+
+
 def _draw(stream: tuple[int, int], what: int, start: int, count: int) -> np.ndarray:
     return np.asarray(uniforms(stream[0], stream[1] + (what << _STREAM_BITS), start, count))
 

@@ -3,6 +3,7 @@
 ```
  asyncio loop(s)                            engine thread
  generate ──► Request ─┐                    ┌─► commands (abort, update_weights, pause) between two decode steps
+ score ─► ScoreRequest ┤                    │   scores.step(): one forward pass over whole rows
  abort, update, pause ─┴─► inbox ──wakes──► │   engine.step(): admit, one token for every running request
           future ◄────call_soon_threadsafe──┴── requests that ended
 ```
@@ -22,16 +23,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad
+from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad
 from streamrl.rollout.batch_engine import BatchEngine, Request
 from streamrl.rollout.events import Reporter, ServerEvents
+from streamrl.rollout.loading import load_model
 from streamrl.rollout.noise import Streams, uniforms
-from streamrl.rollout.requests import check_request
+from streamrl.rollout.requests import check_request, check_scored
+from streamrl.rollout.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
 from streamrl.weight_sync import WeightError, WeightStore
 from streamrl.weight_sync.load import load_into
 from streamrl.weight_sync.shared_memory import read_weights
@@ -53,6 +53,9 @@ class _Command:
     future: asyncio.Future[Any] | None
 
 
+_Item = Request | ScoreRequest | _Command
+
+
 class TorchServer:
     """Implements `LLMServer`. Methods may be called from any event loop."""
 
@@ -62,6 +65,7 @@ class TorchServer:
         *,
         max_num_seqs: int = 64,
         max_model_len: int = 1024,
+        max_score_tokens: int = SCORE_TOKENS,
         device: str = "cpu",
         dtype: str = "float32",
         seed: int = 0,
@@ -79,11 +83,13 @@ class TorchServer:
             load_into(model, newest[1])
         version = newest[0].version if newest else 0
         self._engine = BatchEngine(model, slots=max_num_seqs, max_len=max_model_len, version=version)
+        self._scores = ScoreQueue(model, max_tokens=max_score_tokens)
         self._streams = Streams(seed)
         self._report = Reporter(server, events)
-        self._inbox: deque[Request | _Command] = deque()
+        self._inbox: deque[_Item] = deque()
         self._wake = threading.Condition()
         self._open: dict[str, Request] = {}
+        self._scoring: set[ScoreRequest] = set()
         self._paused = self._closing = False
         self._failure: BaseException | None = None
         self._last_step = time.monotonic()
@@ -110,6 +116,22 @@ class TorchServer:
             self._post(_Command(lambda: self._abort([request_id]), None))
             raise
 
+    async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
+        """Raises ServerDied, ContextOverflow, ValueError, FloatingPointError."""
+        self._check_alive()
+        engine = self._engine
+        check_scored(
+            prompt_ids, response_ids, temperature, max_model_len=engine.max_len, vocab_size=engine.decoder.vocab_size
+        )
+        future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        request = ScoreRequest(list(prompt_ids), list(response_ids), temperature, future)
+        self._scoring.add(request)
+        try:
+            self._post(request)
+            return await future
+        finally:
+            self._scoring.discard(request)
+
     async def abort(self, request_ids: list[str] | None = None) -> int:
         return await self._between_steps(lambda: self._abort(request_ids))
 
@@ -128,17 +150,21 @@ class TorchServer:
         self._check_alive()
         silent = time.monotonic() - self._last_step
         engine = self._engine
-        if engine.has_work and not self._paused and silent > STALL_SECONDS:
+        if self._has_work and not self._paused and silent > STALL_SECONDS:
             raise ServerDied(
-                f"the engine finished no step for {silent:.0f} s with {len(engine.running)} requests running"
+                f"the engine finished no step for {silent:.0f} s with {len(engine.running)} requests running and "
+                f"{len(self._scoring)} to score"
             )
         return ServerLoad(
             running=len(engine.running),
-            waiting=max(0, len(self._open) - len(engine.running)),
+            waiting=max(0, len(self._open) - len(engine.running)) + len(self._scoring),
             slots=engine.slots,
             weight_version=engine.version,
             tokens_generated=engine.tokens_generated,
             busy_seconds=self._report.busy_seconds,
+            rows_scored=self._scores.rows_scored,
+            tokens_scored=self._scores.tokens_scored,
+            score_queue_seconds=self._scores.queue_seconds,
         )
 
     async def close(self) -> None:
@@ -156,10 +182,15 @@ class TorchServer:
         try:
             while self._receive():
                 began = time.monotonic()
-                ended = self._engine.step()
+                scored = self._scores.step(self._engine.version)
+                ended = self._engine.step() if self._engine.has_work else []
                 self._last_step = time.monotonic()
-                self._report.busy(began, self._last_step, self._engine.tokens_generated)
+                self._report.busy(
+                    began, self._last_step, self._engine.tokens_generated, scored=self._scores.tokens_scored
+                )
                 self._answer(ended)
+                for request in scored:
+                    _settle(request.owner, request.scores, request.error)
         except BaseException as error:  # the root of the thread: feeds the failure channel
             logger.exception("the engine thread failed")
             self._failure = error
@@ -172,7 +203,7 @@ class TorchServer:
         """Do what the inbox holds; wait while there is nothing to step. False once closing."""
         while True:
             with self._wake:
-                if not self._closing and not self._inbox and (self._paused or not self._engine.has_work):
+                if not self._closing and not self._inbox and (self._paused or not self._has_work):
                     self._report.idle()
                     self._wake.wait_for(lambda: self._inbox or self._closing)
                     self._last_step = time.monotonic()
@@ -181,12 +212,19 @@ class TorchServer:
                 arrived = list(self._inbox)
                 self._inbox.clear()
             for item in arrived:
-                if isinstance(item, Request):
-                    self._engine.submit(item)
-                else:
-                    self._obey(item)
-            if self._engine.has_work and not self._paused:
+                match item:
+                    case Request():
+                        self._engine.submit(item)
+                    case ScoreRequest():
+                        self._scores.submit(item)
+                    case _:
+                        self._obey(item)
+            if self._has_work and not self._paused:
                 return True
+
+    @property
+    def _has_work(self) -> bool:
+        return self._engine.has_work or bool(self._scores.waiting)
 
     def _obey(self, command: _Command) -> None:
         try:
@@ -229,6 +267,8 @@ class TorchServer:
         for request in list(self._open.values()):
             _settle(request.owner, error=self._death())
         self._open.clear()
+        for scoring in list(self._scoring):
+            _settle(scoring.owner, error=self._death())
 
     # On the caller's loop.
 
@@ -238,7 +278,7 @@ class TorchServer:
         self._post(_Command(run, future))
         return await future
 
-    def _post(self, item: Request | _Command) -> None:
+    def _post(self, item: _Item) -> None:
         with self._wake:
             if not self._closing:
                 self._inbox.append(item)
@@ -246,7 +286,7 @@ class TorchServer:
                 return
         if isinstance(item, Request):
             self._open.pop(item.id, None)
-        _settle(item.owner if isinstance(item, Request) else item.future, error=self._death())
+        _settle(item.future if isinstance(item, _Command) else item.owner, error=self._death())
 
     def _death(self) -> ServerDied:
         return ServerDied(f"the engine failed: {self._failure!r}" if self._failure else "the server was closed")
@@ -254,25 +294,6 @@ class TorchServer:
     def _check_alive(self) -> None:
         if self._closing or not self._thread.is_alive():
             raise self._death()
-
-
-def load_model(path: str, *, device: str, dtype: str, max_model_len: int) -> Any:
-    """A causal LM for inference. Raises ValueError with what to do."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # a server writes nothing over the terminal view
-    if not (Path(path) / "config.json").is_file():
-        raise ValueError(f"model path {path!r}: no config.json there; give the directory of a saved Hugging Face model")
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise ValueError(f"dtype {dtype!r} is no torch floating point type; use float32, bfloat16 or float16")
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
-    model = model.to(device).eval().requires_grad_(False)
-    limit = getattr(model.config, "max_position_embeddings", max_model_len)
-    if max_model_len > limit:
-        raise ValueError(f"max_model_len {max_model_len} > the model's max_position_embeddings {limit}; lower it")
-    return model
 
 
 def _settle(future: asyncio.Future[Any] | None, answer: Any = None, error: Exception | None = None) -> None:

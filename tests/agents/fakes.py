@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad
+from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad
 from agent_loop.rendering.chat import ChatTokenizer
 
 TEMPLATE = (
@@ -49,6 +49,7 @@ class FakeServer:
     version: int = 0
     dead: bool = False
     calls: list[tuple[str, list[int], SamplingParams]] = field(default_factory=list)
+    scored: list[tuple[list[int], list[int], float]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     probes: int = 0
     running: int = 0
@@ -70,6 +71,15 @@ class FakeServer:
         if isinstance(result, Exception):
             raise result
         return result if isinstance(result, Generation) else generation(result, sampling, self.version)
+
+    async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
+        """Minus a thousandth of each token's id."""
+        self.scored.append((list(prompt_ids), list(response_ids), temperature))
+        if not self.dead:
+            await asyncio.sleep(self.seconds)
+        if self.dead:
+            raise ServerDied("connection refused")
+        return Scores([-token / 1000 for token in response_ids], self.version, queue_seconds=0.1, engine_seconds=0.2)
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
         self.aborted += request_ids or ["*"]

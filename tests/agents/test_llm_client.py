@@ -229,3 +229,46 @@ def test_exchanged_servers_join_after_a_health_check() -> None:
         await client.close()
 
     run_virtual(main())
+
+
+def test_tokens_whose_scorer_died_are_scored_elsewhere_and_a_dead_one_comes_back() -> None:
+    async def main() -> None:
+        servers = {"a": FakeServer(counting, seconds=1.0), "b": FakeServer(counting, seconds=1.0)}
+        client = RoutedClient(servers, patience=QUICK)
+        asked = [asyncio.ensure_future(client.score(PROMPT, [5, 6 + i], 0.7, session=f"s{i}")) for i in range(6)]
+        await asyncio.sleep(0.5)
+        servers["a"].dead = True
+        found = await asyncio.gather(*asked)
+        assert [scores.log_probs for scores in found] == [[-0.005, -(6 + i) / 1000] for i in range(6)]
+        assert list(client.router.out()) == ["a"]
+        assert {temperature for _, _, temperature in servers["b"].scored} == {0.7}
+        servers["b"].dead, servers["a"].dead = True, False
+        assert (await client.score(PROMPT, [7], 1.0, session="t")).log_probs == [-0.007]
+        assert client.router.in_flight() == 0
+        await client.close()
+        with pytest.raises(ServerDied, match="the run stops"):
+            await client.score(PROMPT, [7], 1.0, session="u")
+
+    run_virtual(main())
+
+
+def test_a_scorer_that_is_silent_counts_as_dead() -> None:
+    async def main() -> None:
+        hung, alive = FakeServer(counting, seconds=1e6), FakeServer(counting)
+        client = RoutedClient({"hung": hung, "alive": alive}, patience=QUICK)
+        found = await asyncio.gather(*(client.score(PROMPT, [9], 1.0, session=f"s{i}") for i in range(2)))
+        assert [scores.log_probs for scores in found] == [[-0.009]] * 2
+        assert len(alive.scored) == 2
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_without_a_scorer_the_wait_ends_with_the_reasons() -> None:
+    async def main() -> None:
+        client = RoutedClient({"t": FakeServer(counting, dead=True)}, patience=QUICK)
+        with pytest.raises(NoServer, match="t: health check"):
+            await client.score(PROMPT, [9], 1.0, session="s")
+        await client.close()
+
+    run_virtual(main())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent_loop.llm.protocol import ContextOverflow, Generation, LLMServer, SamplingParams, ServerDied
+from agent_loop.llm.protocol import ContextOverflow, Generation, LLMServer, SamplingParams, Scores, ServerDied
 from streamrl.rollout.sim import SimConfig, SimServer
 from streamrl.rollout.virtual_clock import run_virtual
 
@@ -246,7 +246,7 @@ def test_close_fails_open_requests_and_later_calls(case: Case) -> None:
         assert all(isinstance(result, ServerDied) for result in results)
         calls: list[Callable[[], Awaitable[Any]]] = [
             server.load, server.pause, server.resume, server.abort, lambda: start(server, "late"),
-            lambda: server.update_weights("x", 1),
+            lambda: server.update_weights("x", 1), lambda: server.score([1], [2]),
         ]  # fmt: skip
         for call in calls:
             with pytest.raises(ServerDied):
@@ -267,6 +267,78 @@ def test_a_cancelled_call_frees_its_slot(case: Case) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         load = await server.load()
         assert (load.running, load.waiting) == (0, 0)
+
+    case.run(test)
+
+
+def test_scores_are_one_log_prob_per_response_token_whatever_else_runs(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        rng = random.Random(5)
+        rows = [([rng.randrange(VOCAB)] * rng.randint(1, 9), [rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))])
+                for _ in range(12)]  # fmt: skip
+        alone = [await server.score(prompt, response, 0.7) for prompt, response in rows]
+        running = [start(server, f"r{i}", 60) for i in range(SLOTS + 2)]
+        together = await asyncio.gather(*(server.score(prompt, response, 0.7) for prompt, response in rows))
+        for (_, response), first, second in zip(rows, alone, together, strict=True):
+            assert len(first.log_probs) == len(response)
+            assert max(first.log_probs) <= 0
+            assert second.log_probs == pytest.approx(first.log_probs, abs=1e-5)
+            assert min(second.queue_seconds, second.engine_seconds) >= 0
+            assert first.weight_version == 0
+        colder = await server.score(*rows[0], 0.5)
+        assert colder.log_probs != pytest.approx(alone[0].log_probs, abs=1e-3), "the temperature counts"
+        for got in await asyncio.gather(*running):
+            check(got)
+            assert len(got.token_ids) == 60
+        load = await server.load()
+        assert (load.running, load.waiting, load.rows_scored) == (0, 0, 25)
+        assert load.tokens_scored == 2 * sum(len(response) for _, response in rows) + len(rows[0][1])
+        assert load.tokens_generated == 60 * (SLOTS + 2), "scoring makes no tokens"
+        assert load.score_queue_seconds >= sum(scores.queue_seconds for scores in together)
+
+    case.run(test)
+
+
+def test_tokens_that_cannot_be_scored_are_the_callers_error(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        with pytest.raises(ContextOverflow, match=str(MAX_LEN)):
+            await server.score([1] * 500, [2] * 13)
+        for prompt, response, temperature in (
+            ([], [1], 1.0), ([1], [], 1.0), ([VOCAB], [1], 1.0), ([1], [1, VOCAB], 1.0), ([1], [-1], 1.0),
+            ([1], [1], 0.0), ([1], [1], float("nan")), ([1], [1], float("inf")),
+        ):  # fmt: skip
+            with pytest.raises(ValueError):
+                await server.score(prompt, response, temperature)
+        assert len((await server.score([1] * 500, [2] * 12)).log_probs) == 12
+
+    case.run(test)
+
+
+def test_scoring_waits_while_paused_and_is_not_aborted(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        await server.pause()
+        asked: list[asyncio.Task[Scores]] = [asyncio.ensure_future(server.score([1, 2], [3, i])) for i in range(7)]
+        await asyncio.sleep(0.05)
+        assert await server.abort() == 0
+        assert not any(task.done() for task in asked)
+        load = await server.load()
+        assert (load.running, load.waiting) == (0, 7)
+        asked[0].cancel()
+        await asyncio.sleep(0)
+        await server.resume()
+        assert [len(scores.log_probs) for scores in await asyncio.gather(*asked[1:])] == [2] * 6
+        assert (await server.load()).rows_scored == 6, "what was given up is not computed"
+
+    case.run(test)
+
+
+def test_close_fails_what_is_to_be_scored(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        await server.pause()
+        asked = [asyncio.ensure_future(server.score([1, 2], [3, 4])) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        await server.close()
+        assert [type(found) for found in await asyncio.gather(*asked, return_exceptions=True)] == [ServerDied] * 3
 
     case.run(test)
 
