@@ -175,6 +175,8 @@ def _checked(overrides: Sequence[str], config_dir: str | None) -> StreamRLConfig
     loaded = load_config(overrides, config_dir)
     if loaded.inert:
         print(f"note: without effect here, kept for verl's sake: {', '.join(loaded.inert)}", file=sys.stderr)
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
     config = loaded.config
     train, val = train_dataset(config), val_dataset(config)
     for key, dataset in (("data.train_files", train), ("data.val_files", val)):

@@ -17,6 +17,7 @@ from streamrl.config.checks import check, check_ports
 from streamrl.config.compose import compose_values, resolve_over
 from streamrl.config.derive import derive
 from streamrl.config.keys import SortedKeys, sort_keys
+from streamrl.config.notes import notes
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.schema import build
 from streamrl.errors import ConfigError
@@ -29,6 +30,8 @@ class Loaded:
     config: StreamRLConfig
     inert: tuple[str, ...]
     """Keys of verl's that were accepted and have no effect here."""
+    notes: tuple[str, ...] = ()
+    """What is allowed but deserves a line (streamrl.config.notes)."""
 
 
 def load_config(arguments: Sequence[str] = (), config_dir: str | None = None) -> Loaded:
@@ -37,7 +40,7 @@ def load_config(arguments: Sequence[str] = (), config_dir: str | None = None) ->
     given = sort_keys(resolve_over(to_dict(StreamRLConfig()), composed))
     config = derive(_built(given))
     check(config)
-    return Loaded(config, tuple(given.inert))
+    return Loaded(config, tuple(given.inert), tuple(notes(config)))
 
 
 def to_dict(config: StreamRLConfig) -> dict[str, Any]:

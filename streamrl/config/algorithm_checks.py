@@ -16,6 +16,8 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 COMPARES_SAMPLES = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "grpo_passk", "gpg", "gdpo")
 """Estimators that are 0 for a group of one."""
+SELECTING_LOSSES = ("clip_cov", "kl_cov")
+"""policy_losses.NEEDS_SELECTION, which would import torch."""
 
 
 def algorithm(config: StreamRLConfig) -> Iterator[str]:
@@ -67,11 +69,38 @@ def _components(config: StreamRLConfig) -> Iterator[str]:
         )
 
 
+def _current(config: StreamRLConfig) -> Iterator[str]:
+    """What pi_old=current cannot have: further steps on the same samples, and log-probs before the step."""
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    chosen, correction = "algorithm.rollout_correction.pi_old=current", algorithm.rollout_correction
+    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
+    if actor.ppo_epochs > 1 or batch != mini:
+        yield (
+            f"{chosen} takes one optimizer step per set of weights, since from the second on the policy has moved and "
+            f"its ratio is still 1: data.train_batch_size={batch} must be {ACTOR}.ppo_mini_batch_size={mini}, and "
+            f"ppo_epochs={actor.ppo_epochs} must be 1; or use pi_old=snapshot"
+        )
+    if correction.rollout_is or correction.rollout_rs:
+        yield (
+            f"{chosen} has no log-probs before the step, which rollout_is and rollout_rs need; use pi_old=snapshot, or "
+            "pi_old=bypass with loss_type=reinforce"
+        )
+    if algorithm.use_kl_in_reward:
+        yield f"{chosen} has no log-probs for algorithm.use_kl_in_reward; use {ACTOR}.use_kl_loss, or pi_old=snapshot"
+    if actor.policy_loss.loss_mode in SELECTING_LOSSES:
+        yield f"{chosen} has no log-probs for loss_mode={actor.policy_loss.loss_mode} to select by; use pi_old=snapshot"
+
+
 def correction(config: StreamRLConfig) -> Iterator[str]:
     correction, key = config.algorithm.rollout_correction, "algorithm.rollout_correction"
     rollout = config.actor_rollout_ref.rollout
     if correction.loss_type == "reinforce" and not correction.bypass_mode:
         yield f"{key}.loss_type=reinforce needs {key}.bypass_mode=true (there is no other old policy in it)"
+    if correction.pi_old and correction.bypass_mode != (correction.pi_old == "bypass"):
+        given = str(correction.bypass_mode).lower()
+        yield f"{key}.bypass_mode={given} contradicts {key}.pi_old={correction.pi_old}; give one of them"
+    elif correction.pi_old == "current":
+        yield from _current(config)
     try:
         parse_threshold(correction.rollout_is_threshold)
         if correction.rollout_rs is not None:

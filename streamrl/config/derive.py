@@ -42,7 +42,7 @@ def derive(config: StreamRLConfig) -> StreamRLConfig:
         critic=_critic(config.critic, config),
         algorithm=_algorithm(config.algorithm, config.trainer),
         reward=_reward(config.reward),
-        distillation=_distillation(config.distillation, parts.actor),
+        distillation=_distillation(config.distillation, parts.actor, replayed=config.trainer.replay is not None),
         trainer=_trainer(config.trainer),
         transfer_queue=_queue(config.transfer_queue),
     )
@@ -112,7 +112,9 @@ def _rollout(rollout: RolloutConfig, data: DataConfig, seed: int) -> RolloutConf
 
 def _algorithm(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> AlgorithmConfig:
     correction = algorithm.rollout_correction
-    bypass = trainer.v1.trainer_mode != "sync" if correction.bypass_mode is None else correction.bypass_mode
+    bypass = correction.bypass_mode
+    if bypass is None:
+        bypass = correction.pi_old == "bypass" if correction.pi_old else trainer.v1.trainer_mode != "sync"
     return replace(
         algorithm,
         adv_estimator=_code(algorithm.adv_estimator),
@@ -120,8 +122,11 @@ def _algorithm(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> AlgorithmC
     )
 
 
-def _distillation(distillation: DistillationConfig, actor: ActorConfig) -> DistillationConfig:
+def _distillation(distillation: DistillationConfig, actor: ActorConfig, *, replayed: bool) -> DistillationConfig:
+    """A replay has no servers, and what was recorded no teacher's log-probs: then the ranks compute them."""
     teacher = distillation.teacher_model
+    if replayed:
+        teacher = replace(teacher, placement="ranks", num_replicas=1)
     return replace(
         distillation,
         teacher_model=replace(

@@ -78,7 +78,7 @@ class Update:
         self._config, self._algorithm, self._actor, self._critic = config, algorithm, actor, critic
         self._events, self._partition = events, partition
         self._without_step = 0
-        self._recompute_old = not algorithm.rollout_correction.bypass_mode
+        self._recompute_old = algorithm.rollout_correction.old_policy == "snapshot"
         self._needs_ref = algorithm.use_kl_in_reward or parts.actor.use_kl_loss
         self._on_ranks = self.estimator.per_token is not None or self.estimator.whiten
 
@@ -108,7 +108,7 @@ class Update:
         if self._needs_ref:
             with self._stage("ref", work):
                 work.add(await self._actor.compute_ref_log_prob(work.meta()))
-        if config.distillation.enabled:
+        if config.distillation.on_ranks:
             with self._stage("teacher", work):
                 work.add(await self._actor.compute_teacher_log_prob(work.meta()))
         if self._critic is not None:

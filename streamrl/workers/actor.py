@@ -101,7 +101,7 @@ class ActorWorker(TrainingWorker):
     def compute_teacher_log_prob(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """Write `teacher_log_prob` f32[R] of the teacher that the policy is to follow."""
         if self._teacher is None:
-            raise RuntimeError("this actor has no teacher; it needs settings with distillation.enabled")
+            raise RuntimeError("this actor has no teacher; it needs settings with distillation.enabled and placement=ranks")
         return self._infer(
             batch, "compute_teacher_log_prob", "teacher", self._teacher, self.settings.teacher_micro,
             {"log_probs": "teacher_log_prob"},
@@ -219,7 +219,8 @@ class ActorWorker(TrainingWorker):
     def _prepare(self, rows: Rows, keys: list[str], info: dict[str, Any]) -> dict[str, Metric]:
         """From what was read to what the loss needs, in place."""
         columns = rows.columns
-        columns["old_log_probs"] = columns[self._reads.old]
+        if self._reads.old:
+            columns["old_log_probs"] = columns[self._reads.old]
         if "advantages" in columns:
             return {}
         masks, versions = columns.pop("response_mask"), columns.pop("weight_versions", None)
@@ -250,8 +251,9 @@ class ActorWorker(TrainingWorker):
         if settings.skip_zero_advantage and settings.only_advantages_have_gradient:
             rows = rows.take([i for i, values in enumerate(rows.columns["advantages"]) if values.any()])
         return self.engine.train_batch(
-            rows, ActorLoss(settings.actor, settings.loss_mode, settings.distillation), lr=self._learning_rate(info),
-            temperature=temperature_of(info), micro=settings.micro,
+            rows,
+            ActorLoss(settings.actor, settings.loss_mode, settings.distillation, old_is_current=not self._reads.old),
+            lr=self._learning_rate(info), temperature=temperature_of(info), micro=settings.micro,
         )  # fmt: skip
 
     def _corrected(

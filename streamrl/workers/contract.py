@@ -46,7 +46,7 @@ class Reads:
     """The fields that each method reads, as far as the configuration needs them."""
 
     old: str
-    """The column that pi_old is: old_log_probs, or with bypass rollout_log_probs."""
+    """The column that pi_old is: old_log_probs, with bypass rollout_log_probs; empty: pi_old is the current policy."""
     kl_loss: bool = False
     kl_in_reward: bool = False
     teacher: bool = False
@@ -71,7 +71,8 @@ class Reads:
             case "update_actor":
                 columns = ["advantages", "loss_mask"] if info.get("advantage_columns") else ["response_mask", *aged]
                 others = {"ref_log_prob": self.kl_loss, "teacher_log_prob": self.teacher}
-                more = ["rollout_log_probs", self.old, *(name for name, needed in others.items() if needed)]
+                old = [self.old] if self.old else []
+                more = ["rollout_log_probs", *old, *(name for name, needed in others.items() if needed)]
                 kept = RECORDED if self.record else ()
                 return list(dict.fromkeys(["input_ids", *columns, *more, *kept]))
         raise KeyError(f"no method {method!r}; there are: {', '.join(WRITES)}")

@@ -55,13 +55,14 @@ class ActorLoss:
     loss_mode: str = ""
     """Empty: the configured one."""
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    old_is_current: bool = False
+    """pi_old is the policy itself, without gradient; `old_log_probs` are then not needed."""
 
     def __call__(self, out: TokenOutputs) -> tuple[torch.Tensor, Sums]:
         config, columns, mask = self.config, out.columns, out.columns["loss_mask"]
+        old = out.log_probs.detach() if self.old_is_current else columns["old_log_probs"]
         policy = self._policy_loss(
-            PolicyInputs(
-                out.log_probs, columns["old_log_probs"], columns["advantages"], mask, out.row, columns.get("selected")
-            )
+            PolicyInputs(out.log_probs, old, columns["advantages"], mask, out.row, columns.get("selected"))
         )
         weights = columns["loss_weights"]
         per_token = policy.loss * columns["rollout_is_weights"] if "rollout_is_weights" in columns else policy.loss

@@ -15,6 +15,9 @@ from streamrl.workers.engine.settings import EngineSettings, LoRASettings
 PROPORTIONAL_TO_ADVANTAGE = frozenset({"vanilla", "gspo", "cispo", "geo_mean", "sapo", "gpg", "clip_cov"})
 """Policy losses that are 0 where the advantage is; kl_cov is not."""
 
+OLD_COLUMN = {"bypass": "rollout_log_probs", "snapshot": "old_log_probs", "current": ""}
+"""pi_old → the column of its log-probs; of the current policy there is none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSettings:
@@ -64,7 +67,7 @@ class ActorSettings:
 
     @property
     def teacher(self) -> EngineSettings | None:
-        return self._frozen(self.distillation.teacher_model.path or "") if self.distillation.enabled else None
+        return self._frozen(self.distillation.teacher_model.path or "") if self.distillation.on_ranks else None
 
     def _frozen(self, path: str) -> EngineSettings:
         return EngineSettings(
@@ -95,7 +98,7 @@ class ActorSettings:
     @property
     def reads(self) -> Reads:
         return Reads(
-            old="rollout_log_probs" if self.algorithm.rollout_correction.bypass_mode else "old_log_probs",
+            old=OLD_COLUMN[self.algorithm.rollout_correction.old_policy],
             kl_loss=self.actor.use_kl_loss,
             kl_in_reward=self.algorithm.use_kl_in_reward,
             teacher=self.distillation.enabled,
@@ -115,11 +118,11 @@ class ActorSettings:
 
     @property
     def needs_current(self) -> bool:
-        """Whether log-probs of the current policy are needed before a mini-batch's step: in bypass there are no others
-        to compare the rollout's with."""
+        """Whether log-probs of the current policy are needed before a mini-batch's step: without a snapshot there are
+        no others to compare the rollout's with."""
         correction = self.algorithm.rollout_correction
         corrects = correction.rollout_is is not None or correction.rollout_rs is not None
-        return bool(correction.bypass_mode) and (corrects or self.selects_tokens)
+        return correction.old_policy != "snapshot" and (corrects or self.selects_tokens)
 
     @property
     def only_advantages_have_gradient(self) -> bool:

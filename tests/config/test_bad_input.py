@@ -11,6 +11,9 @@ from streamrl.config import ConfigError, check_ports, load_config
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
+CORRECTION = "algorithm.rollout_correction"
+PI_OLD = f"{CORRECTION}.pi_old"
+CURRENT = (f"{PI_OLD}=current", f"{ACTOR}.ppo_mini_batch_size=8")
 GDPO = ("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[a,b]")
 
 
@@ -108,6 +111,12 @@ def test_all_mistakes_are_found_at_once(valid: list[str]):
         (["algorithm.filter_groups.enable=true", f"{ROLLOUT}.n=1", "algorithm.adv_estimator=gae"], "needs n >= 2"),
         (["distillation.enabled=true"], "needs the directory of a model"),
         (["algorithm.adv_estimator=gdpo"], "needs algorithm.gdpo_reward_keys"),
+        ([f"{PI_OLD}=bypass", f"{CORRECTION}.bypass_mode=false"], f"contradicts {PI_OLD}=bypass"),
+        ([f"{PI_OLD}=current"], "one optimizer step per set of weights"),
+        ([*CURRENT, f"{ACTOR}.ppo_epochs=2"], "ppo_epochs=2 must be 1"),
+        ([*CURRENT, f"{CORRECTION}.rollout_is=token"], "no log-probs before the step, which rollout_is"),
+        ([*CURRENT, "algorithm.use_kl_in_reward=true"], "no log-probs for algorithm.use_kl_in_reward"),
+        ([*CURRENT, f"{ACTOR}.policy_loss.loss_mode=kl_cov"], "no log-probs for loss_mode=kl_cov to select by"),
         (["algorithm.gdpo_reward_keys=[a]"], "have no effect with algorithm.adv_estimator=grpo"),
         ([*GDPO, "algorithm.gdpo_reward_keys=[a,b,c,d,e,f,g,h,i]"], "has 9 names; at most 8 components"),
         ([*GDPO, "algorithm.gdpo_reward_keys=[a,a]"], "names a component twice"),

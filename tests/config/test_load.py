@@ -110,6 +110,31 @@ def test_async_modes_take_the_rollout_policy_as_the_old_one(valid: list[str], mo
     assert load_config([*valid, *mode_arguments]).config.algorithm.rollout_correction.bypass_mode is bypass
 
 
+@pytest.mark.parametrize(("pi_old", "bypass"), [("bypass", True), ("snapshot", False), ("current", False)])
+def test_the_old_policy_may_be_named_in_place_of_bypass_mode(valid: list[str], pi_old: str, bypass: bool):
+    one_step = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    loaded = load_config([*valid, *one_step, f"algorithm.rollout_correction.pi_old={pi_old}"])
+    correction = loaded.config.algorithm.rollout_correction
+    assert (correction.old_policy, correction.bypass_mode) == (pi_old, bypass)
+    assert bool(loaded.notes) is (pi_old == "current")
+
+
+def test_an_old_policy_that_is_always_the_current_one_is_a_risk_that_is_named(valid: list[str]):
+    current = (*valid, "actor_rollout_ref.actor.ppo_mini_batch_size=8", "algorithm.rollout_correction.pi_old=current")
+    [note] = load_config(current).notes
+    assert "has no trust region" in note
+    assert "nothing (actor_rollout_ref.actor.target_kl would)" in note
+    [note] = load_config([*current, "actor_rollout_ref.actor.target_kl=0.1"]).notes
+    assert note.endswith("actor_rollout_ref.actor.target_kl=0.1")
+
+
+@pytest.mark.parametrize("loss", ["gspo", "geo_mean", "vanilla"])
+def test_losses_of_whole_sequences_averaged_over_tokens_get_a_note(valid: list[str], loss: str):
+    chosen = [*valid, f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"]
+    assert len(load_config(chosen).notes) == (loss != "vanilla")
+    assert not load_config([*chosen, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]).notes
+
+
 def test_what_is_printed_reads_back_as_the_same_configuration(valid: list[str]):
     config = load_config(valid).config
     assert from_dict(yaml.safe_load(to_yaml(config))) == config

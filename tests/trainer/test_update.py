@@ -172,6 +172,13 @@ async def test_old_log_probs_of_a_step_with_several_updates_are_those_of_its_sta
     assert ranks.methods.count("keep_snapshot") == 1
 
 
+async def test_with_the_current_policy_as_the_old_one_no_log_probs_are_computed_before_the_update(events):
+    ranks = Ranks()
+    current = RolloutCorrectionConfig(bypass_mode=False, pi_old="current")
+    await run(Update(config(rollout_correction=current), ranks, None, events, "train"))
+    assert ranks.methods == ["update_actor"]
+
+
 async def test_a_gradient_that_is_never_finite_ends_the_run(events):
     class Diverged(Ranks):
         async def update_actor(self, batch: KVBatchMeta) -> dict[str, float]:

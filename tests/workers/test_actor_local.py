@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from streamrl.config.sections.actor import PolicyLossConfig
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup, WorkerFailed
 from streamrl.single_controller.dispatch import mini_batch_indices
 from streamrl.workers.actor import ActorWorker
 from tests.workers.tiny import MemoryStore, make_model, make_rows, settings
 from transfer_queue.metadata import KVBatchMeta
+
+GPG = PolicyLossConfig(loss_mode="gpg")
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,21 @@ def test_on_policy_the_ratio_is_one(model: str) -> None:
     group.shutdown()
     assert abs(metrics["actor/ppo_kl"]) < 1e-4
     assert metrics["actor/pg_clipfrac"] == 0.0
+
+
+def test_with_the_current_policy_as_the_old_one_an_update_is_one_of_plain_reinforce(model: str) -> None:
+    batch, store = make_rows(4, 2)
+    batch.extra_info = {**(batch.extra_info or {}), "mini_batch_size": 4}
+    found = []
+    for options in ({"bypass": False, "correction": {"pi_old": "current"}}, {"policy_loss": GPG}):
+        group = start(model, store, **options)
+        found.append((group.update_actor(batch), group.state_digest()))
+        group.shutdown()
+    (current, digest), (plain, reinforced) = found
+    assert current["actor/ppo_kl"] == current["actor/pg_clipfrac"] == 0.0
+    assert current["actor/grad_norm"] == pytest.approx(plain["actor/grad_norm"], rel=1e-6)
+    assert digest == reinforced, "to the last bit"
+    assert all("old_log_probs" not in fields for fields in store.reads)
 
 
 def test_reads_only_the_declared_fields_and_counts_their_bytes(model: str) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from streamrl.algorithms.policy_losses import NEEDS_SELECTION
+from streamrl.config.algorithm_checks import SELECTING_LOSSES
 from streamrl.config.sections.actor import ActorConfig, CriticConfig
 from streamrl.workers.batch import Rows
 from streamrl.workers.engine.base import TokenOutputs
@@ -57,6 +59,19 @@ def test_loss_is_the_weighted_surrogate_less_the_entropy_bonus_and_the_kl(weight
     assert float(sums["ppo_kl"]) == pytest.approx(((old - new) * MASK).sum())
     assert float(sums["rollout_kl"]) == pytest.approx(((rollout - new) * MASK).sum())
     assert float(sums["tokens"]) == MASK.sum()
+
+
+def test_with_the_current_policy_as_the_old_one_the_ratio_is_one_and_the_gradient_is_the_policy_gradient() -> None:
+    out = outputs()
+    del out.columns["old_log_probs"]
+    log_probs = out.log_probs.requires_grad_()
+    loss, sums = ActorLoss(ActorConfig(), old_is_current=True)(out)
+    loss.backward()
+    advantages = out.columns["advantages"].numpy()
+    assert loss.item() == pytest.approx(-(advantages * MASK).sum() / 8.0)
+    assert log_probs.grad is not None
+    np.testing.assert_array_equal(log_probs.grad.numpy(), -advantages * MASK / 8.0)
+    assert [float(sums[name]) for name in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower")] == [0.0, 0.0, 0.0]
 
 
 def test_value_loss_is_the_clipped_error_over_the_tokens_that_count() -> None:
@@ -117,3 +132,7 @@ def test_a_loss_of_a_users_that_returns_something_else_is_named(tmp_path: Path, 
     )
     with pytest.raises((TypeError, ValueError), match=says):
         ActorLoss(ActorConfig(), f"{file}:mine")(outputs())
+
+
+def test_the_checks_know_which_losses_select_tokens() -> None:
+    assert set(SELECTING_LOSSES) == NEEDS_SELECTION

@@ -17,6 +17,8 @@ from streamrl.config.sections.types import (
     Scalar,
 )
 
+PiOld = Literal["bypass", "snapshot", "current"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCorrectionConfig:
@@ -34,9 +36,18 @@ class RolloutCorrectionConfig:
     rollout_rs_threshold: PositiveFloat | str | None = None
     """Upper bound, or "low_high"; with several statistics one each, with commas."""
     bypass_mode: bool | None = None
-    """True: the old policy is the one that generated (rollout_log_probs). None: True in async modes."""
+    """True: the old policy is the one that generated (rollout_log_probs). None: by pi_old, else True in async modes."""
+    pi_old: PiOld | None = None
+    """What the ratio compares the policy with. bypass: the policy that generated. snapshot: the weights at the start of
+    the step, whose log-probs are computed again. current: itself, so that the ratio is 1 and the gradient the plain
+    policy gradient; no further forward, but one optimizer step per step and no trust region (see actor.target_kl).
+    None: by bypass_mode."""
     loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"
     """With bypass_mode: the policy loss as configured, or plain REINFORCE with the weights of rollout_is."""
+
+    @property
+    def old_policy(self) -> PiOld:
+        return self.pi_old or ("bypass" if self.bypass_mode else "snapshot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +124,15 @@ class RewardConfig:
 class TeacherConfig:
     path: str | None = None
     """A directory with a model of the policy's tokenizer."""
+    placement: Literal["ranks", "servers"] = "ranks"
+    """ranks: a stage of the update on the training ranks, which hold the teacher too. servers: LLM servers of its own
+    score each row before it is put, beside generation; a model that the server knows, and it takes no new weights."""
+    num_replicas: PositiveInt = 1
+    """servers: how many."""
+    name: Literal["torch", "sim"] = "torch"
+    """servers: their kind; sim gives numbers without a model."""
     max_token_len_per_gpu: PositiveInt | None = None
-    """Tokens per micro-batch; None: the actor's."""
+    """Tokens per micro-batch, or per pass of a server; None: the actor's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +146,18 @@ class DistillationLossConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillationConfig:
-    """On-policy distillation: the policy samples, a frozen teacher on the training ranks says how likely each of its
-    tokens was to it. Agarwal et al., https://arxiv.org/abs/2306.13649."""
+    """On-policy distillation: the policy samples, a frozen teacher says how likely each of its tokens was to it.
+    Agarwal et al., https://arxiv.org/abs/2306.13649."""
 
     enabled: bool = False
     teacher_model: TeacherConfig = field(default_factory=TeacherConfig)
     distillation_loss: DistillationLossConfig = field(default_factory=DistillationLossConfig)
+
+    @property
+    def on_ranks(self) -> bool:
+        """Whether the training ranks hold the teacher."""
+        return self.enabled and self.teacher_model.placement == "ranks"
+
+    @property
+    def on_servers(self) -> bool:
+        return self.enabled and self.teacher_model.placement == "servers"

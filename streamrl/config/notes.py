@@ -1,0 +1,27 @@
+"""What is allowed, and worth a line at the start of a run."""
+
+from __future__ import annotations
+
+from streamrl.config.root import StreamRLConfig
+
+ACTOR = "actor_rollout_ref.actor"
+OF_SEQUENCES = ("gspo", "geo_mean")
+"""Policy losses whose papers average over sequences."""
+
+
+def notes(config: StreamRLConfig) -> list[str]:
+    """One line each. `config` is a derived one."""
+    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+    found, loss = [], actor.policy_loss.loss_mode
+    if loss in OF_SEQUENCES and correction.loss_type == "ppo_clip" and actor.loss_agg_mode != "seq-mean-token-mean":
+        found.append(
+            f"{ACTOR}.loss_agg_mode={actor.loss_agg_mode} with loss_mode={loss}: its paper averages over sequences, "
+            "each weighing the same; that is seq-mean-token-mean"
+        )
+    if correction.pi_old == "current":
+        limit = f"{ACTOR}.target_kl={actor.target_kl:g}" if actor.target_kl else f"nothing ({ACTOR}.target_kl would)"
+        found.append(
+            "algorithm.rollout_correction.pi_old=current has no trust region: the ratio is always 1, no clip ever "
+            f"acts, and what holds stale samples or a high learning rate back is {limit}"
+        )
+    return found
