@@ -15,8 +15,12 @@ import numpy as np
 from transfer_queue.errors import SegmentGone
 from transfer_queue.net.bulk import BulkClient
 from transfer_queue.net.messages import Block, Segment, UnitInfo
-from transfer_queue.storage.arena import Extent, ReadArena, verify
-from transfer_queue.storage.segments import Mapping, map_segment, unit_of
+from transfer_queue.storage.arena import Extent, ReadArena, Target, verify
+from transfer_queue.storage.segments import FileCache, Mapping, unit_of
+
+MAP_AT_ONCE = 16 << 20
+"""Bytes up to which a segment is mapped when it comes for the first time. A larger one is written through its file, as
+mapping pages that nobody has touched costs more than the copy; when the file comes again it is mapped."""
 
 
 class UnitAccess:
@@ -29,6 +33,7 @@ class UnitAccess:
         self._units: dict[int, UnitInfo] = {}
         self._local: dict[int, bool] = {}
         self._bulk: dict[int, BulkClient] = {}
+        self._written, self._read = FileCache(write=True), FileCache(write=False)
         self._mapped = ReadArena(self._map_for_read)
 
     def learn(self, units: Iterable[UnitInfo]) -> None:
@@ -44,17 +49,19 @@ class UnitAccess:
     def knows(self, unit: int) -> bool:
         return unit in self._units
 
-    def open_for_write(self, segment: Segment) -> np.ndarray | None:
-        """The memory of a granted segment; None if it can only be written over the wire. Raises SegmentGone."""
+    def open_for_write(self, segment: Segment) -> Target:
+        """Where to write a granted segment; None if only over the wire. Raises SegmentGone."""
         if not self._local[segment.unit]:
             return None
-        return map_segment(self._info(segment.unit).directory, segment.segment, write=True).data
+        mapping, known = self._written.open(self._info(segment.unit).directory, segment.segment)
+        return mapping.data if known or segment.nbytes <= MAP_AT_ONCE else mapping.file
 
     async def upload(self, extents: Iterable[Extent]) -> None:
         """Send what was written to private buffers to the units. Raises SegmentGone, Disconnected."""
         for extent in extents:
             unit = unit_of(extent.segment)
             if not self._local[unit]:
+                assert extent.data is not None
                 await self._bulk_client(unit).write(extent.segment, extent.offset, extent.data)
 
     async def fetch(self, blocks: list[Block]) -> list[np.ndarray]:
@@ -71,9 +78,13 @@ class UnitAccess:
     def sweep(self) -> None:
         """Let go of memory whose segments are gone."""
         self._mapped.sweep()
+        for files in (self._written, self._read):
+            files.sweep()
 
     def close(self) -> None:
         self._mapped.close()
+        for files in (self._written, self._read):
+            files.clear()
         for bulk in self._bulk.values():
             bulk.close()
 
@@ -83,7 +94,7 @@ class UnitAccess:
         return data
 
     def _map_for_read(self, segment: int) -> Mapping:
-        return map_segment(self._info(unit_of(segment)).directory, segment)
+        return self._read.open(self._info(unit_of(segment)).directory, segment)[0]
 
     def _is_local(self, unit: int) -> bool:
         self._info(unit)

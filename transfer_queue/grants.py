@@ -25,6 +25,7 @@ from transfer_queue.net.messages import (
     UnitInfo,
     UnitStats,
 )
+from transfer_queue.storage.memory import PAGE, size_class
 from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes, unit_of
 
 RETRY_SECONDS = 1.0
@@ -32,8 +33,6 @@ RETRY_SECONDS = 1.0
 
 MAX_HINTED = 4
 """Segments granted at most with one commit, so that one writer does not take all that is ready."""
-
-PAGE = 4096
 
 MAX_REASON = 300
 """Characters of a unit's error that are kept."""
@@ -274,17 +273,18 @@ class SegmentGrants:
             elif at := [i for i, size in enumerate(coming) if size >= nbytes]:
                 coming.pop(at[0])
             else:
-                self._ask_large(-(-nbytes // PAGE) * PAGE)
+                self._ask_large(size_class(nbytes)) or self._ask_large(-(-nbytes // PAGE) * PAGE)
         for _, number, unit in idle:
             unit.large = [segment for segment in unit.large if segment.segment != number]
             self._forget(number)
             self._push_free(unit, [number])
 
-    def _ask_large(self, nbytes: int) -> None:
+    def _ask_large(self, nbytes: int) -> bool:
         """Ask the first unit, by turns, that has room; or one that has when it frees its spare segments."""
         for unit in self._by_turns():
             if unit.retry_at is None and unit.room() >= nbytes:
-                return self._ask(unit, 1, nbytes)
+                self._ask(unit, 1, nbytes)
+                return True
         for unit in self._by_turns():
             if unit.retry_at is None and unit.room() + len(unit.spares) * unit.segment_bytes >= nbytes:
                 freed: list[int] = []
@@ -292,7 +292,9 @@ class SegmentGrants:
                     freed.append(unit.spares.pop().segment)
                     self._forget(freed[-1])
                 self._push_free(unit, freed)
-                return self._ask(unit, 1, nbytes)
+                self._ask(unit, 1, nbytes)
+                return True
+        return False
 
     def _ask(self, unit: Unit, count: int, nbytes: int) -> None:
         assert unit.client is not None

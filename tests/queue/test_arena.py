@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import weakref
 
 import numpy as np
 import pytest
@@ -13,9 +14,17 @@ from hypothesis import strategies as st
 
 from transfer_queue.errors import Corrupt, Invalid, SegmentGone
 from transfer_queue.net.messages import Block, Segment
-from transfer_queue.storage.arena import MAX_BEGUN, ReadArena, WriteArena, fill
+from transfer_queue.storage.arena import MAX_BEGUN, Extent, ReadArena, WriteArena, fill
 from transfer_queue.storage.columns import Column, read_block
-from transfer_queue.storage.segments import make_file, map_segment, segment_file, segment_id, segment_of, unit_of
+from transfer_queue.storage.segments import (
+    FileCache,
+    make_file,
+    map_segment,
+    segment_file,
+    segment_id,
+    segment_of,
+    unit_of,
+)
 
 SIZE = 4096
 
@@ -85,20 +94,98 @@ def test_extents_are_aligned_and_never_overlap(tmp_path):
 def test_a_put_that_does_not_fit_allocates_nothing_and_says_what_is_missing(tmp_path):
     arena = writer(tmp_path)
     arena.add(make(tmp_path, 1))
-    assert arena.place([1000, SIZE]) == SIZE
+    assert arena.place([1000, SIZE]) == 1024 + SIZE
     assert arena.room() == SIZE
 
 
 def test_a_finished_segment_is_sealed_only_when_nothing_of_it_is_being_written(tmp_path):
     arena = writer(tmp_path)
-    arena.add(make(tmp_path, *range(1, MAX_BEGUN + 2)))
-    first = arena.place([SIZE - 64])
-    for _ in range(MAX_BEGUN):
-        arena.settle(arena.place([SIZE - 128]))
+    arena.add(make(tmp_path, 1, 2))
+    half = arena.place([SIZE // 2])
+    rest = arena.place([SIZE // 2])
     assert arena.sealed() == []
-    arena.settle(first)
+    arena.settle(half)
+    assert arena.sealed() == []
+    arena.settle(rest)
     assert arena.sealed() == [1]
     assert arena.sealed() == []
+
+
+def test_the_commit_of_the_last_blocks_of_a_segment_seals_it(tmp_path):
+    """Else a large segment would be held until the writer's next put."""
+    arena = writer(tmp_path)
+    arena.add(make(tmp_path, 1))
+    column = Column.dense(np.zeros(SIZE, np.uint8))
+    extents = arena.place([column.nbytes])
+    assert arena.sealed() == []
+    assert arena.sealed([fill(extents[0], "f", column)]) == [1]
+    arena.settle(extents)
+    assert arena.sealed() == []
+
+
+def test_more_than_a_few_begun_segments_are_finished_the_fullest_first(tmp_path):
+    arena = writer(tmp_path)
+    arena.add(make(tmp_path, *range(1, MAX_BEGUN + 2)))
+    for left in range(MAX_BEGUN + 1):
+        arena.settle(arena.place([SIZE // 2 + 1, 64 * left]))
+    assert arena.sealed() == [MAX_BEGUN + 1]
+
+
+def test_a_put_that_fills_no_segment_alone_is_spread_over_those_with_room(tmp_path):
+    arena = writer(tmp_path)
+    arena.add(make(tmp_path, 1, 2))
+    assert [e.segment for e in arena.place([SIZE // 2, SIZE // 2 + 64, SIZE // 4])] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("nbytes", [1, 1000, 3 << 20])
+@pytest.mark.parametrize("kind", ["dense", "ragged", "object"])
+def test_a_block_is_the_same_written_to_memory_and_through_its_file(tmp_path, kind, nbytes):
+    values = np.random.default_rng(nbytes).integers(0, 255, nbytes, dtype=np.uint8)
+    columns = {
+        "dense": Column.dense(values),
+        "ragged": Column.ragged([values[:1], values]),
+        "object": Column.objects([values.tobytes(), None]),
+    }
+    column = columns[kind]
+    make(tmp_path, 1, 2, nbytes=column.nbytes + 64)
+    mapping = map_segment(str(tmp_path), 1, write=True)
+    other = map_segment(str(tmp_path), 2, write=True)
+    a = fill(Extent(1, 64, column.nbytes, mapping.data[64:]), "f", column)
+    b = fill(Extent(2, 64, column.nbytes, None, other.file), "f", column)
+    assert a.digest == b.digest
+    assert reader(tmp_path).block(a).tobytes() == reader(tmp_path).block(b).tobytes()
+
+
+def test_a_file_that_comes_again_under_another_id_is_not_mapped_again(tmp_path):
+    files = FileCache(write=False)
+    make(tmp_path, 1)
+    old, known = files.open(str(tmp_path), 1)
+    assert not known
+    os.rename(tmp_path / segment_file(1), tmp_path / segment_file(2))
+    new, known = files.open(str(tmp_path), 2)
+    assert known
+    assert np.shares_memory(new.data, old.data)
+    assert new.stands()
+    assert not old.stands()
+
+
+def test_a_file_without_a_name_is_let_go(tmp_path):
+    files = FileCache(write=True)
+    make(tmp_path, 1)
+    file = weakref.ref(files.open(str(tmp_path), 1)[0].file)
+    before = len(os.listdir("/proc/self/fd"))
+    os.unlink(tmp_path / segment_file(1))
+    files.sweep()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert file() is None
+
+
+def test_a_private_view_keeps_what_is_written_to_it_to_itself(tmp_path):
+    make(tmp_path, 1)
+    mapping = map_segment(str(tmp_path), 1)
+    view = mapping.file.private_view()
+    view[:] = 7
+    assert not mapping.data.any()
 
 
 @given(st.lists(st.lists(st.integers(1, SIZE), min_size=1, max_size=4), max_size=30))

@@ -19,7 +19,7 @@ RAGGED = [np.array([1, 2, 3]), np.array([], dtype=np.int64), np.array([4])]
 
 def block_of(column: Column) -> tuple[Block, np.ndarray]:
     data = np.full(column.nbytes, 0xAB, np.uint8)
-    return fill(Extent(0, 0, data), "f", column), data
+    return fill(Extent(0, 0, len(data), data), "f", column), data
 
 
 @pytest.mark.parametrize(

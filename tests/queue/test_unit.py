@@ -67,9 +67,9 @@ def test_a_segment_made_before_the_last_registration_is_unlinked_and_not_pooled(
     assert names(files, ".seg") == names(files, ".pool") == []
 
 
-def test_the_pool_keeps_a_quarter_of_the_budget_and_gives_way_to_segments(files):
-    files.free(ids(files.make(8, SIZE)))
-    assert len(names(files, ".pool")) == 4
+def test_the_pool_keeps_half_of_the_budget_and_gives_way_to_segments(files):
+    files.free(ids(files.make(12, SIZE)))
+    assert len(names(files, ".pool")) == 8
     files.make(1, 15 * SIZE)
     assert len(names(files, ".pool")) == 1
 
@@ -100,7 +100,7 @@ def test_bytes_go_in_and_out_only_within_a_segment_that_is_there(files):
 def test_a_full_directory_is_an_error_and_leaves_nothing_half_made(files, monkeypatch):
     made = []
 
-    def full(path, nbytes):
+    def full(path, nbytes, touch):
         if made:
             raise OSError(28, "No space left on device")
         made.append(path)

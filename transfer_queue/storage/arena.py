@@ -6,7 +6,7 @@ get: block(b) -> its bytes in the mapping, copy rows out, check(blocks) that no 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +16,19 @@ import xxhash
 from transfer_queue.errors import Corrupt, SegmentGone
 from transfer_queue.net.messages import Block, Segment
 from transfer_queue.storage.columns import Column, aligned
-from transfer_queue.storage.segments import Mapping, unit_of
-
-MAX_MAPPINGS = 1024
-"""Read mappings kept; the kernel allows 65530 per process."""
+from transfer_queue.storage.segments import MAX_FILES, Mapping, OpenFile, unit_of
 
 MAX_BEGUN = 3
 """Partly used segments of a writer: enough that a large block does not waste the room that small ones can use."""
+
+FULL = 64
+"""A segment of which less than this fraction is left is full."""
+
+OWN = 8
+"""A put that leaves less than this fraction of an unused segment was the reason for which it was made."""
+
+CHUNK = 256 << 10
+"""Bytes copied and hashed at a time: the digest then reads what the copy has brought into the cache."""
 
 MAX_VERIFIED = 65536
 """Blocks whose digest this process remembers to have checked."""
@@ -30,17 +36,32 @@ MAX_VERIFIED = 65536
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A place in a granted segment: `data` is the mapping itself, or a private buffer that must be sent to the unit."""
+    """A place in a granted segment: `data` is the mapping itself, or a private buffer that must be sent to the unit;
+    None if it is written through `file`."""
 
     segment: int
     offset: int
-    data: np.ndarray
+    nbytes: int
+    data: np.ndarray | None
+    file: OpenFile | None = None
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        """Put bytes (uint8) at `at` of this place."""
+        if self.data is not None:
+            self.data[at : at + len(data)] = data
+        else:
+            assert self.file is not None
+            self.file.write_at(self.offset + at, data)
+
+
+Target = np.ndarray | OpenFile | None
+"""Where a granted segment is written: its memory, or its file; None if this client can do neither."""
 
 
 @dataclass(slots=True, eq=False)
 class _Granted:
     segment: Segment
-    data: np.ndarray | None  # None: this client cannot map it
+    target: Target
     used: int = 0
     unsettled: int = 0
 
@@ -51,12 +72,13 @@ class _Granted:
 class WriteArena:
     """Bump allocation in the segments granted to one writer.
 
-    Blocks go to the first segment with room. At most MAX_BEGUN segments are partly used: beyond, the fullest is
-    finished, which is reported by `sealed` once nothing of it is being written; its tail is never used. Allocated
-    space is not given back; it goes with its segment.
+    The blocks of a put go to the first segment with room for all of them, else to the first ones with room for each,
+    else they want a segment of their own. A segment is finished when it is full, or when more than MAX_BEGUN are partly
+    used and it is the fullest: `sealed` reports it once nothing of it is being written; its tail is never used.
+    Allocated space is not given back; it goes with its segment.
     """
 
-    def __init__(self, open_segment: Callable[[Segment], np.ndarray | None]) -> None:
+    def __init__(self, open_segment: Callable[[Segment], Target]) -> None:
         self._open = open_segment
         self._granted: list[_Granted] = []
         self._finished: list[_Granted] = []
@@ -77,15 +99,15 @@ class WriteArena:
 
     def place(self, sizes: Sequence[int]) -> list[Extent] | int:
         """One extent per size, 64-byte aligned; or, with nothing allocated, how many bytes one more segment needs."""
-        plan: list[tuple[_Granted, int]] = []
-        used = {id(g): g.used for g in self._granted}
-        for at, size in enumerate(sizes):
-            granted = next((g for g in self._granted if g.segment.nbytes - used[id(g)] >= size), None)
-            if granted is None:
-                return self._missing(sizes[at:])
-            plan.append((granted, used[id(granted)]))
-            used[id(granted)] += aligned(size)
-        extents = [self._take(g, offset, size) for (g, offset), size in zip(plan, sizes, strict=True)]
+        total = sum(aligned(size) for size in sizes)
+        granted = next((g for g in self._granted if g.room() >= total), None)
+        plan = [granted] * len(sizes) if granted is not None else self._spread(sizes)
+        if plan is None:
+            return max(total, 1)
+        own = granted is not None and not granted.used and OWN * (granted.room() - total) < granted.segment.nbytes
+        extents = [self._take(g, size) for g, size in zip(plan, sizes, strict=True)]
+        if granted is not None and (own or FULL * granted.room() < granted.segment.nbytes):
+            self._finish(granted)
         self._finish_fullest()
         return extents
 
@@ -97,10 +119,12 @@ class WriteArena:
             if granted is not None:
                 granted.unsettled -= 1
 
-    def sealed(self) -> list[int]:
-        """Segments this writer has finished with since the last call."""
-        done = [g for g in self._finished if g.unsettled == 0]
-        self._finished = [g for g in self._finished if g.unsettled]
+    def sealed(self, committing: Iterable[Block] = ()) -> list[int]:
+        """Segments this writer has finished with since the last call, once the message that tells it has been accepted:
+        `committing` are its blocks."""
+        carried = Counter(block.segment for block in committing)
+        done = [g for g in self._finished if g.unsettled == carried[g.segment.segment]]
+        self._finished = [g for g in self._finished if g not in done]
         reported, self._reported = self._reported, []
         return reported + [g.segment.segment for g in done]
 
@@ -119,23 +143,37 @@ class WriteArena:
         self._finished.clear()
         self._reported.clear()
 
-    def _take(self, granted: _Granted, offset: int, size: int) -> Extent:
-        granted.used = offset + aligned(size)
+    def _spread(self, sizes: Sequence[int]) -> list[_Granted] | None:
+        """For each size the first segment with room; None if one finds none."""
+        plan: list[_Granted] = []
+        room = {id(g): g.room() for g in self._granted}
+        for size in sizes:
+            granted = next((g for g in self._granted if room[id(g)] >= size), None)
+            if granted is None:
+                return None
+            plan.append(granted)
+            room[id(granted)] -= aligned(size)
+        return plan
+
+    def _take(self, granted: _Granted, size: int) -> Extent:
+        offset, target = granted.used, granted.target
+        granted.used += aligned(size)
         granted.unsettled += 1
-        memory = granted.data
-        data = np.empty(size, np.uint8) if memory is None else memory[offset : offset + size]
-        return Extent(granted.segment.segment, offset, data)
+        if isinstance(target, OpenFile):
+            return Extent(granted.segment.segment, offset, size, None, target)
+        data = np.empty(size, np.uint8) if target is None else target[offset : offset + size]
+        return Extent(granted.segment.segment, offset, size, data)
+
+    def _finish(self, granted: _Granted) -> None:
+        self._granted.remove(granted)
+        self._finished.append(granted)
 
     def _finish_fullest(self) -> None:
         """Of the segments begun, keep those with most room."""
-        begun = sorted((g for g in self._granted if g.used), key=_Granted.room)
-        for granted in begun[: max(0, len(begun) - MAX_BEGUN)]:
-            self._granted.remove(granted)
-            self._finished.append(granted)
-
-    @staticmethod
-    def _missing(sizes: Sequence[int]) -> int:
-        return max(sum(aligned(s) for s in sizes), 1)
+        begun = [g for g in self._granted if g.used]
+        if len(begun) > MAX_BEGUN:
+            for granted in sorted(begun, key=_Granted.room)[:-MAX_BEGUN]:
+                self._finish(granted)
 
 
 class ReadArena:
@@ -176,7 +214,7 @@ class ReadArena:
                 raise SegmentGone(f"segment {segment:016x} of unit {unit_of(segment)} was freed during the read")
 
     def sweep(self) -> None:
-        """Let go of mappings whose file is gone, so that their memory is too."""
+        """Let go of segments that are gone."""
         for segment in [s for s, mapping in self._mappings.items() if not mapping.stands()]:
             self._drop(segment)
 
@@ -185,9 +223,8 @@ class ReadArena:
         self._verified.clear()
 
     def _map(self, segment: int) -> Mapping:
-        self.sweep()
         mapping = self._mappings[segment] = self._open(segment)
-        if len(self._mappings) > MAX_MAPPINGS:
+        if len(self._mappings) > MAX_FILES:
             self._mappings.popitem(last=False)
         return mapping
 
@@ -211,9 +248,24 @@ def verify(block: Block, data: np.ndarray) -> None:
 
 
 def fill(extent: Extent, field: str, column: Column) -> Block:
-    """Copy `column` to its place: the block that names it."""
-    column.write_to(extent.data)
+    """Copy `column` to its place, which is the one copy of a put: the block that names it."""
+    if extent.data is not None and extent.nbytes <= CHUNK:
+        column.write_to(extent.data)
+        found = digest(extent.data)
+    else:
+        found = _fill_large(extent, column)
     return Block(
-        field=field, segment=extent.segment, offset=extent.offset, nbytes=len(extent.data), rows=column.rows,
-        kind=column.kind, dtype=column.dtype, shape=column.shape, digest=digest(extent.data),
+        field=field, segment=extent.segment, offset=extent.offset, nbytes=extent.nbytes, rows=column.rows,
+        kind=column.kind, dtype=column.dtype, shape=column.shape, digest=found,
     )  # fmt: skip
+
+
+def _fill_large(extent: Extent, column: Column) -> int:
+    hashed, at = xxhash.xxh3_64(), 0
+    for part in column.parts():
+        for start in range(0, len(part), CHUNK):
+            piece = part[start : start + CHUNK]
+            extent.write(at, piece)
+            hashed.update(piece.data)
+            at += len(piece)
+    return hashed.intdigest()

@@ -167,7 +167,7 @@ class Column:
         return self._values_at() + self.values.nbytes
 
     def write_to(self, target: np.ndarray) -> None:
-        """Lay the column out in `target`, a uint8 array of exactly `nbytes`: the one copy of a put."""
+        """Lay the column out in `target`, a uint8 array of exactly `nbytes`."""
         at = self._values_at()
         if self.offsets is not None:
             head = 8 * (self.rows + 1)
@@ -175,6 +175,16 @@ class Column:
             target[head:at] = 0
         if self.values.nbytes:
             target[at:].view(self.values.dtype).reshape(self.values.shape)[...] = self.values
+
+    def parts(self) -> list[np.ndarray]:
+        """The block as uint8 arrays to be laid end to end."""
+        parts = []
+        if self.offsets is not None:
+            head = self.offsets.view(np.uint8)
+            parts = [head, np.zeros(self._values_at() - len(head), np.uint8)]
+        if self.values.nbytes:
+            parts.append(np.ascontiguousarray(self.values).reshape(-1).view(np.uint8))
+        return parts
 
     def _values_at(self) -> int:
         return 0 if self.offsets is None else aligned(8 * (self.rows + 1))

@@ -4,20 +4,24 @@ A segment is a file of fixed size in its unit's directory (mode 0700). Its name 
 again: unit | incarnation of the unit | counter. A pooled file gets a new name, by rename, before it is granted again,
 so "the file of this id is still the one that I have mapped" is one `stat`, and tells a reader that the bytes it has
 just copied were not reused meanwhile.
+
+Since a rename keeps the file, a process keeps what it has open and mapped (FileCache): the same file under a new id is
+not mapped again, which would cost as much as copying its bytes.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import stat
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from transfer_queue.errors import Invalid, SegmentGone
+from transfer_queue.storage.memory import map_file
 
 UNIT_SHIFT, INCARNATION_SHIFT = 53, 32
 """An id is a positive int64: 10 bits of unit, 21 of incarnation, 32 of counter."""
@@ -28,6 +32,9 @@ _FILE = re.compile(r"[0-9a-f]{16}\.seg")
 
 MIN_SEGMENT, MAX_SEGMENT = 64 << 10, 1 << 40
 """Bytes of a usual segment."""
+
+MAX_FILES = 256
+"""Files that a process keeps open and mapped per direction; a process may usually have 1,024 descriptors."""
 
 
 def check_segment_bytes(nbytes: int) -> None:
@@ -60,33 +67,112 @@ def segment_of(file_name: str) -> int | None:
     return int(file_name[:16], 16) if _FILE.fullmatch(file_name) else None
 
 
+class OpenFile:
+    """A segment file as this process has it open, under whatever id. Closed and unmapped when nobody holds it.
+
+    While it is open its inode is not given to another file, also after unlink: (device, inode) names it.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_fd", "_write", "device", "inode", "nbytes")
+
+    def __init__(self, fd: int, info: os.stat_result, *, write: bool) -> None:
+        self._fd, self._write = fd, write
+        self.device, self.inode, self.nbytes = info.st_dev, info.st_ino, info.st_size
+        self._data: np.ndarray | None = None
+
+    @property
+    def data(self) -> np.ndarray:
+        """uint8[nbytes], mapped when first asked for; read-only unless opened for writing."""
+        if self._data is None:
+            self._data = map_file(self._fd, self.nbytes, write=self._write, populate=self._write)
+        return self._data
+
+    def private_view(self) -> np.ndarray:
+        """uint8[nbytes]; what is written to it stays in this process."""
+        return map_file(self._fd, self.nbytes, private=True)
+
+    def write_at(self, offset: int, data: np.ndarray) -> None:
+        """Write without mapping: half the cost of a first mapping, twice that of one that is there. Raises OSError."""
+        view = data.data
+        while len(view):
+            done = os.pwrite(self._fd, view, offset)
+            view, offset = view[done:], offset + done
+
+    def unlinked(self) -> bool:
+        """Whether it has no name any more: nobody will use it again."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
 @dataclass(slots=True, eq=False)
 class Mapping:
-    """A mapped segment. The memory stays valid as long as an array made of it lives, also after unlink."""
+    """A segment's file under its id. The memory stays valid as long as an array made of it lives, also after unlink."""
 
     segment: int
     path: str
-    inode: int
-    data: np.ndarray
-    """uint8[nbytes]; read-only unless opened for writing."""
+    file: OpenFile
+
+    @property
+    def data(self) -> np.ndarray:
+        """uint8[nbytes]; read-only unless opened for writing."""
+        return self.file.data
+
+    @property
+    def inode(self) -> int:
+        return self.file.inode
 
     def stands(self) -> bool:
         """Whether the file of this id is still the one mapped: it was neither unlinked nor given a new id."""
         try:
-            return os.stat(self.path, follow_symlinks=False).st_ino == self.inode
+            info = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
             return False
+        return info.st_ino == self.file.inode and info.st_dev == self.file.device
 
 
-def make_file(path: Path, nbytes: int) -> None:
+class FileCache:
+    """The files of segments that this process has open, kept over their reuse. Invariant: one OpenFile per file."""
+
+    def __init__(self, *, write: bool) -> None:
+        self._write = write
+        self._files: OrderedDict[tuple[int, int], OpenFile] = OrderedDict()
+
+    def open(self, directory: str, segment: int) -> tuple[Mapping, bool]:
+        """The segment, and whether its file was open here before. Raises SegmentGone when it is no longer there."""
+        path, fd, info = _open_segment(directory, segment, write=self._write)
+        key = info.st_dev, info.st_ino
+        known = self._files.get(key)
+        if known is not None and known.nbytes == info.st_size:
+            os.close(fd)
+            self._files.move_to_end(key)
+            return Mapping(segment, path, known), True
+        file = self._files[key] = OpenFile(fd, info, write=self._write)
+        if len(self._files) > MAX_FILES:
+            self._files.popitem(last=False)
+        return Mapping(segment, path, file), False
+
+    def sweep(self) -> None:
+        """Let go of files that nobody will use again, so that their memory goes too."""
+        for key in [key for key, file in self._files.items() if file.unlinked()]:
+            del self._files[key]
+
+    def clear(self) -> None:
+        self._files.clear()
+
+
+def make_file(path: Path, nbytes: int, *, touch: bool = True) -> None:
     """Make `path`, mode 0600, with every page of `nbytes` allocated (a hole on a full tmpfs would be a SIGBUS later).
 
+    `touch` also clears the pages, which their first mapping would do else; a writer of whole pages needs it not.
     Raises OSError (ENOSPC: the file is removed again).
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, nbytes)
-        mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ).close()
+        if touch:
+            map_file(fd, nbytes, populate=True)
     except OSError:
         os.unlink(path)
         raise
@@ -96,18 +182,18 @@ def make_file(path: Path, nbytes: int) -> None:
 
 def map_segment(directory: str, segment: int, *, write: bool = False) -> Mapping:
     """Map a segment of a unit's directory. Raises SegmentGone when its file is no longer there."""
+    path, fd, info = _open_segment(directory, segment, write=write)
+    return Mapping(segment, path, OpenFile(fd, info, write=write))
+
+
+def _open_segment(directory: str, segment: int, *, write: bool) -> tuple[str, int, os.stat_result]:
     path = os.path.join(directory, segment_file(segment))
     try:
         fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise SegmentGone(f"segment {segment:016x} is no longer in {directory}") from None
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size == 0:
-            raise SegmentGone(f"{path} is not a segment file")
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if write else 0)
-        memory = mmap.mmap(fd, info.st_size, flags=flags, prot=prot)
-    finally:
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_size == 0:
         os.close(fd)
-    return Mapping(segment, path, info.st_ino, np.frombuffer(memory, dtype=np.uint8))
+        raise SegmentGone(f"{path} is not a segment file")
+    return path, fd, info

@@ -28,8 +28,9 @@ from transfer_queue.storage.segments import Mapping, make_file, map_segment, seg
 log = logging.getLogger(__name__)
 
 
-POOL_SHARE = 0.25
-"""Part of the budget that may lie in pooled files: enough for the turnover of a step, and a peak is given back."""
+POOL_SHARE = 0.5
+"""Part of the budget that may lie in pooled files: enough for the turnover of a step, and a peak is given back. They
+give way to segments, so they are no part of what is held."""
 
 
 class UnitFiles:
@@ -69,12 +70,13 @@ class UnitFiles:
             self._unlink(segment)
         self._poolable.clear()
 
-    def make(self, count: int, nbytes: int) -> list[Segment]:
-        """New segments. Raises OSError when the directory is full, with those already made removed again."""
+    def make(self, count: int, nbytes: int, *, touch: bool = True) -> list[Segment]:
+        """New segments, `touch` as in make_file. Raises OSError when the directory is full, with those already made
+        removed again."""
         made: list[Segment] = []
         try:
             for _ in range(count):
-                made.append(self._make_one(nbytes))
+                made.append(self._make_one(nbytes, touch))
         except OSError:
             for segment in made:
                 self._unlink(segment.segment)
@@ -121,7 +123,7 @@ class UnitFiles:
             os.unlink(self.directory / "lock")
             self.directory.rmdir()
 
-    def _make_one(self, nbytes: int) -> Segment:
+    def _make_one(self, nbytes: int, touch: bool) -> Segment:
         if nbytes <= 0:
             raise Invalid(f"a segment of {nbytes} bytes")
         segment = segment_id(self.unit, self.incarnation, next(self._counter))
@@ -130,7 +132,7 @@ class UnitFiles:
             os.rename(self._pool[nbytes].pop(), path)
         else:
             self._shrink_pool(self.budget - nbytes)
-            make_file(path, nbytes)
+            make_file(path, nbytes, touch=touch)
         self._sizes[segment] = nbytes
         self._poolable.add(segment)
         return Segment(segment, self.unit, nbytes)

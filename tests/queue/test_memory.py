@@ -1,0 +1,89 @@
+"""Results that reuse the memory of freed results: independent while they live, bounded when they do not."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from transfer_queue.storage.memory import LEAST, ResultPool, size_class
+
+
+def address(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
+def test_a_size_class_wastes_at_most_an_eighth_and_is_its_own_class():
+    rng = random.Random(1)
+    for nbytes in [rng.randrange(64 << 10, 1 << 34) for _ in range(10_000)]:
+        size = size_class(nbytes)
+        assert nbytes <= size <= nbytes * 9 / 8 + 4096
+        assert size_class(size) == size
+
+
+def test_a_freed_result_is_the_memory_of_the_next():
+    pool = ResultPool()
+    first = pool.empty((LEAST // 8,), np.int64)
+    where = address(first)
+    del first
+    assert pool.idle_bytes() == size_class(LEAST)
+    assert address(pool.empty((2, LEAST // 8), np.float32)) == where
+    assert pool.idle_bytes() == size_class(LEAST)
+
+
+@pytest.mark.parametrize("keep", [lambda a: a[5:9], lambda a: a.view(np.uint8).reshape(-1, 8)[::2], memoryview])
+def test_memory_is_not_reused_while_any_view_of_it_lives(keep):
+    pool = ResultPool()
+    first = pool.empty((LEAST,), np.uint8)
+    where, kept = address(first), keep(first)
+    del first
+    assert pool.idle_bytes() == 0
+    second = pool.empty((LEAST,), np.uint8)
+    assert address(second) != where
+    del kept
+    assert address(pool.empty((LEAST,), np.uint8)) == where
+
+
+def test_a_tensor_keeps_the_memory_of_its_result():
+    torch = pytest.importorskip("torch")
+    pool = ResultPool()
+    tensor = torch.from_numpy(pool.empty((LEAST,), np.uint8))
+    tensor.fill_(3)
+    for _ in range(3):
+        pool.empty((LEAST,), np.uint8)[:] = 9
+    assert (tensor == 3).all()
+
+
+def test_the_pool_is_bounded_and_small_results_are_not_kept():
+    pool = ResultPool(max_idle=3 * LEAST)
+    results = [pool.empty((LEAST,), np.uint8) for _ in range(8)]
+    small = pool.empty((10,), np.int64)
+    assert small.flags.owndata
+    results.clear()
+    assert pool.idle_bytes() == 3 * LEAST
+    pool.clear()
+    assert pool.idle_bytes() == 0
+
+
+def test_results_of_many_threads_never_share_memory():
+    pool, wrong = ResultPool(), []
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        held = []
+        for _ in range(300):
+            array = pool.empty((LEAST + rng.randrange(LEAST),), np.uint8)
+            array[::4096] = number
+            held.append(array)
+            if len(held) > 3:
+                wrong.extend(1 for a in held if (a[::4096] != number).any())
+                held.pop(rng.randrange(len(held)))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
