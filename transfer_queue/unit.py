@@ -106,7 +106,7 @@ async def serve_unit(
         closing.callback(files.close)
         bulk = BulkServer(files, endpoint, read_key(address["key_file"]))
         closing.callback(bulk.close)
-        shell = Unit(files, endpoint, segment_bytes)
+        shell = Unit(files, bulk.endpoint, segment_bytes)
         serving = asyncio.create_task(_serve(shell, address, ready, patience))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -1,10 +1,12 @@
 """Bulk bytes for clients that cannot map a unit's segments: raw frames over the unit's own socket.
 
-    client  [BulkRead]             ->  unit  [BulkDone][bytes]
-    client  [BulkWrite][bytes]     ->  unit  [BulkDone]
+    client  [BulkOpen]                  ->  unit  [BulkOpened]                 again when the unit has been restarted
+    client  [BulkRead][][MAC]           ->  unit  [BulkDone][bytes][MAC]
+    client  [BulkWrite][bytes][MAC]     ->  unit  [BulkDone][][MAC]
 
-Each request carries the run's key and is answered on its own; both kinds may be repeated without harm, since a place
-in a segment is written once. Chunks of at most 8 MiB, a few on their way at a time.
+Each request is answered on its own; both kinds may be repeated without harm, since a place in a segment is written
+once. Chunks of at most 8 MiB, at most WINDOW bytes on their way per client. Who sent a frame, and that it is
+the one that was sent, is told by its MAC (net/bulk_session.py); what has none is counted and gets no answer.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import asyncio
 import hmac
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -21,7 +24,20 @@ import numpy as np
 import zmq
 
 from transfer_queue.errors import BY_CODE, DeadlineExceeded, Disconnected, QueueError
+from transfer_queue.net.bulk_session import (
+    NONCE,
+    TO_CLIENT,
+    TO_UNIT,
+    Sessions,
+    frame_mac,
+    new_nonce,
+    opened_mac,
+    session_key,
+)
+from transfer_queue.net.credentials import credentials
+from transfer_queue.net.curve import NetworkListener, connect_to, is_network
 from transfer_queue.net.messages import Message
+from transfer_queue.net.nuisance import Nuisance
 from transfer_queue.net.sockets import EventSocket, bind_private, check_endpoint
 from transfer_queue.storage.unit_files import UnitFiles
 
@@ -30,16 +46,36 @@ log = logging.getLogger(__name__)
 CHUNK = 8 << 20
 """Bytes per frame."""
 
-WINDOW = 4
-"""Chunks on their way per unit and client."""
+SEALED = 1024
+"""Bytes that CURVE adds to a frame at most."""
+
+WINDOW = 32 << 20
+"""Bytes on their way between a unit and one client."""
+
+LEAST = 2 << 20
+"""What the smallest chunk counts in the window."""
+
+BACKLOG = WINDOW // LEAST
+"""Answers that a unit keeps for a client that does not read them; it asks again for those that are dropped."""
 
 RETRY_AFTER = 2.0
 """Seconds without an answer after which a chunk is asked for again: the unit may have been restarted."""
 
 
+class BulkOpen(Message, frozen=True, tag=True):
+    session: bytes
+
+
+class BulkOpened(Message, frozen=True, tag=True):
+    session: bytes
+    unit: bytes  # the unit's nonce, new in each of its lives
+    mac: bytes
+
+
 class BulkRead(Message, frozen=True, tag=True):
     id: int
-    key: str
+    session: bytes
+    unit: bytes
     segment: int
     offset: int
     nbytes: int
@@ -47,36 +83,49 @@ class BulkRead(Message, frozen=True, tag=True):
 
 class BulkWrite(Message, frozen=True, tag=True):
     id: int
-    key: str
+    session: bytes
+    unit: bytes
     segment: int
     offset: int
 
 
-class BulkDone(Message, frozen=True):
+class BulkDone(Message, frozen=True, tag=True):
     id: int
     code: str = ""
     message: str = ""
 
 
-_request_decoder = msgspec.msgpack.Decoder(BulkRead | BulkWrite)
-_done_decoder = msgspec.msgpack.Decoder(BulkDone)
+_request_decoder = msgspec.msgpack.Decoder(BulkOpen | BulkRead | BulkWrite)
+_answer_decoder = msgspec.msgpack.Decoder(BulkOpened | BulkDone)
 _encoder = msgspec.msgpack.Encoder()
 
 
 class BulkServer:
-    """The unit's side. A malformed or unauthorised message is counted and gets no answer."""
+    """The unit's side, at `endpoint`. A malformed or unauthorised message is counted and gets no answer."""
 
     def __init__(self, files: UnitFiles, endpoint: str, key: str) -> None:
+        """An endpoint by TCP may leave the port open ("tcp://IP:*")."""
+        keys = credentials(key)
         self._files = files
-        self._key = key.encode()
-        self.refused = 0
+        self._sessions = Sessions(keys.bulk)
+        self._strangers = Nuisance(log, f"unit {files.unit}: a bulk frame without a right MAC was ignored")
+        options = [(zmq.MAXMSGSIZE, CHUNK + SEALED), (zmq.SNDHWM, BACKLOG), (zmq.RCVHWM, 2 * BACKLOG)]
+        self._socket: EventSocket | NetworkListener
+        if is_network(endpoint):
+            self._socket = NetworkListener(endpoint, keys, self._serve, options)
+            self.endpoint = self._socket.endpoint
+            return
         socket = zmq.Context.instance().socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, CHUNK)
-        socket.setsockopt(zmq.SNDHWM, 2 * WINDOW)
-        socket.setsockopt(zmq.RCVHWM, 2 * WINDOW)
+        for option, value in (*options, (zmq.ROUTER_MANDATORY, 1)):
+            socket.setsockopt(option, value)
         bind_private(socket, endpoint)
         self._socket = EventSocket(socket, self._serve)
+        self.endpoint = endpoint
+
+    @property
+    def refused(self) -> int:
+        """Messages ignored so far."""
+        return self._strangers.count
 
     def close(self) -> None:
         self._socket.close()
@@ -85,24 +134,38 @@ class BulkServer:
         peer, *rest = frames
         try:
             request = _request_decoder.decode(rest[0])
-        except (msgspec.MsgspecError, IndexError, RecursionError):
-            self.refused += 1
-            log.warning("a malformed bulk request was ignored (%d so far)", self.refused)
+        except (msgspec.MsgspecError, IndexError, RecursionError) as error:
+            self._strangers.note(error)
             return
-        if not hmac.compare_digest(request.key.encode(), self._key):
-            self.refused += 1
-            log.warning("a bulk request with a wrong key was ignored (%d so far)", self.refused)
+        if len(request.session) != NONCE:
+            self._strangers.note("a session of another length")
             return
-        done, data = BulkDone(request.id), []
+        if isinstance(request, BulkOpen) or request.unit != self._sessions.nonce:
+            opened = BulkOpened(request.session, self._sessions.nonce, self._sessions.opened(request.session))
+            return self._send([peer, _encoder.encode(opened)])
+        header, data, mac = rest if len(rest) == 3 else (b"", b"", b"")
+        key = self._sessions.accept(request.session, request.id, header, data, mac)
+        if key is None:
+            self._strangers.note()
+            return
+        done, found = self._do(request, data)
+        answer = _encoder.encode(done)
+        self._send([peer, answer, found, frame_mac(key, TO_CLIENT, request.id, answer, found)])
+
+    def _do(self, request: BulkRead | BulkWrite, data: bytes) -> tuple[BulkDone, bytes]:
         try:
             if isinstance(request, BulkRead):
-                data = [self._files.read(request.segment, request.offset, min(request.nbytes, CHUNK))]
-            else:
-                self._files.write(request.segment, request.offset, rest[1] if len(rest) > 1 else b"")
+                return BulkDone(request.id), self._files.read(
+                    request.segment, request.offset, min(request.nbytes, CHUNK)
+                )
+            self._files.write(request.segment, request.offset, data)
         except QueueError as error:
-            done = BulkDone(request.id, error.code, str(error))
+            return BulkDone(request.id, error.code, str(error)), b""
+        return BulkDone(request.id), b""
+
+    def _send(self, frames: list[bytes]) -> None:
         try:
-            self._socket.send([peer, _encoder.encode(done), *data])
+            self._socket.send(frames)
         except zmq.ZMQError as error:  # gone, or does not read: it asks again if it still wants the answer
             log.info("a bulk answer could not be sent: %s", error)
 
@@ -111,18 +174,25 @@ class BulkClient:
     """One connection to one unit's socket."""
 
     def __init__(self, endpoint: str, key: str, *, name: str, timeout: float = 30.0) -> None:
-        check_endpoint(endpoint)
         self._endpoint = endpoint
-        self._key = key
+        self._bulk_key = credentials(key).bulk
         self._name = name
         self._timeout = timeout
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._window = asyncio.Semaphore(WINDOW)
+        self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
+        self._window = ByteWindow(WINDOW)
+        self._session = new_nonce()
+        self._unit = b""  # the nonce of the unit's present life; "" before it has answered
+        self._session_key = b""
+        self._opened = asyncio.Event()
         socket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        socket.connect(endpoint)
+        for option, value in ((zmq.LINGER, 0), (zmq.RECONNECT_IVL, 20), (zmq.MAXMSGSIZE, CHUNK + SEALED)):
+            socket.setsockopt(option, value)
+        if is_network(endpoint):
+            connect_to(socket, endpoint, credentials(key))
+        else:
+            check_endpoint(endpoint)
+            socket.connect(endpoint)
         self._socket = EventSocket(socket, self._on_frames)
 
     async def read(self, segment: int, offset: int, nbytes: int) -> np.ndarray:
@@ -130,7 +200,9 @@ class BulkClient:
         out = np.empty(nbytes, np.uint8)
 
         async def chunk(at: int, size: int) -> None:
-            data = await self._ask(lambda i: BulkRead(i, self._key, segment, offset + at, size), b"")
+            data = await self._ask(
+                lambda i: BulkRead(i, self._session, self._unit, segment, offset + at, size), b"", size
+            )
             if len(data) != size:
                 raise Disconnected(f"unit at {self._endpoint} sent {len(data)} bytes of {size}")
             out[at : at + size] = np.frombuffer(data, np.uint8)
@@ -141,12 +213,12 @@ class BulkClient:
     async def write(self, segment: int, offset: int, data: np.ndarray) -> None:
         """Store bytes in a segment that this client was granted."""
         view = data.data
-        await _all(
-            [
-                self._ask(lambda i, at=at: BulkWrite(i, self._key, segment, offset + at), view[at : at + CHUNK])
-                for at in range(0, len(view), CHUNK)
-            ]
-        )
+
+        async def chunk(at: int) -> None:
+            part = view[at : at + CHUNK]
+            await self._ask(lambda i: BulkWrite(i, self._session, self._unit, segment, offset + at), part, len(part))
+
+        await _all([chunk(at) for at in range(0, len(view), CHUNK)])
 
     def close(self) -> None:
         self._socket.close()
@@ -154,23 +226,47 @@ class BulkClient:
             if not future.done():
                 future.set_exception(Disconnected(f"client {self._name!r} was closed"))
 
-    async def _ask(self, make: Callable[[int], BulkRead | BulkWrite], data: bytes | memoryview) -> bytes:
-        """One chunk there or back, repeated until it is answered."""
-        async with self._window:
-            number = next(self._ids)
-            future = self._waiting[number] = asyncio.get_running_loop().create_future()
-            frames = [_encoder.encode(make(number)), *([data] if len(data) else [])]
-            try:
-                for _ in range(max(1, round(self._timeout / RETRY_AFTER))):
-                    self._send(frames)
-                    await asyncio.wait([future], timeout=RETRY_AFTER)
-                    if future.done():
-                        return future.result()
-            finally:
-                del self._waiting[number]
+    async def _ask(self, make: Callable[[int], BulkRead | BulkWrite], data: bytes | memoryview, nbytes: int) -> bytes:
+        """One chunk there or back, repeated until it is answered. Every try has an id, and so a MAC, of its own."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout
+        await self._window.take(nbytes)
+        try:
+            while clock() < deadline:
+                if not self._opened.is_set() and not await self._open(min(RETRY_AFTER, deadline - clock())):
+                    continue
+                answer = await self._try(make, data, min(RETRY_AFTER, deadline - clock()))
+                if answer is not None:
+                    return answer
+        finally:
+            self._window.give(nbytes)
         raise DeadlineExceeded(
-            f"client {self._name!r} waited {self._timeout:.0f} s for storage unit {self._endpoint}; is it running?"
+            f"client {self._name!r} waited {self._timeout:.0f} s for storage unit {self._endpoint}; is it running, "
+            "and has this process the key of its run?"
         )
+
+    async def _try(
+        self, make: Callable[[int], BulkRead | BulkWrite], data: bytes | memoryview, patience: float
+    ) -> bytes | None:
+        """The answer, or None: ask again."""
+        number = next(self._ids)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        header = _encoder.encode(make(number))
+        self._send([header, data, frame_mac(self._session_key, TO_UNIT, number, header, data)])
+        try:
+            await asyncio.wait([future], timeout=patience)
+            return future.result() if future.done() else None
+        finally:
+            del self._waiting[number]
+
+    async def _open(self, patience: float) -> bool:
+        """Whether the unit has proved itself, in one try."""
+        self._send([_encoder.encode(BulkOpen(self._session))])
+        try:
+            await asyncio.wait_for(self._opened.wait(), patience)
+        except TimeoutError:
+            return False
+        return True
 
     def _send(self, frames: Sequence[bytes | memoryview]) -> None:
         try:
@@ -180,17 +276,69 @@ class BulkClient:
 
     def _on_frames(self, frames: list[bytes]) -> None:
         try:
-            done = _done_decoder.decode(frames[0])
-        except msgspec.MsgspecError:
+            answer = _answer_decoder.decode(frames[0])
+        except (msgspec.MsgspecError, RecursionError):
             log.error("a malformed bulk answer from %s was ignored", self._endpoint)
             return
-        future = self._waiting.get(done.id)
+        if isinstance(answer, BulkOpened):
+            return self._on_opened(answer)
+        future = self._waiting.get(answer.id)
         if future is None or future.done():
             return
-        if done.code:
-            future.set_exception(BY_CODE.get(done.code, QueueError)(done.message))
+        header, data, mac = frames if len(frames) == 3 else (b"", b"", b"")
+        if not hmac.compare_digest(mac, frame_mac(self._session_key, TO_CLIENT, answer.id, header, data)):
+            log.error("a bulk answer from %s has a wrong MAC and was ignored", self._endpoint)
+        elif answer.code:
+            future.set_exception(BY_CODE.get(answer.code, QueueError)(answer.message))
         else:
-            future.set_result(frames[1] if len(frames) > 1 else b"")
+            future.set_result(data)
+
+    def _on_opened(self, answer: BulkOpened) -> None:
+        """The unit began a new life (or its first that we see): what was asked of the old one is asked again."""
+        right = hmac.compare_digest(answer.mac, opened_mac(self._bulk_key, self._session, answer.unit))
+        if answer.session != self._session or not right:
+            log.error("the storage unit at %s has another key than this client", self._endpoint)
+        elif answer.unit != self._unit:
+            self._unit = answer.unit
+            self._session_key = session_key(self._bulk_key, self._session, answer.unit)
+            self._opened.set()
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_result(None)
+
+
+class ByteWindow:
+    """At most `size` bytes on their way, a chunk counting LEAST at least; who waits is served in order of arrival."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, nbytes: int) -> None:
+        cost = max(nbytes, LEAST)
+        if not self._waiting and cost <= self._free:
+            self._free -= cost
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((cost, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # its turn had come
+                self.give(nbytes)
+            self._serve()
+            raise
+
+    def give(self, nbytes: int) -> None:
+        self._free += max(nbytes, LEAST)
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
+            cost, turn = self._waiting.popleft()
+            if not turn.done():  # else: cancelled
+                self._free -= cost
+                turn.set_result(None)
 
 
 async def _all(work: list[Coroutine[Any, Any, Any]]) -> None:
