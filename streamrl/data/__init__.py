@@ -1,8 +1,9 @@
 """Datasets: files of prompts, and the order in which they are asked.
 
-    files --reading--> rows --rows--> checked prompt rows --dataset--> PromptDataset: (epoch, position) -> row
+    files --sources, formats--> rows --rows--> prompt rows --lengths--> packed --dataset--> (epoch, position) -> row
 
-No torch here, no worker processes: a prompt is a small row, and the trainer asks for few of them at a time.
+One pass at the start checks every row that a run may ask for and packs it, so that a shuffled order finds it again in
+one read. No torch here, no worker processes: a prompt is a small row, and the trainer asks for few of them at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""All prompt rows of a run in memory, by their place in the endless sequence epoch 0, epoch 1, ..."""
+"""All prompt rows of a run by their place in the endless sequence epoch 0, epoch 1, ..."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from streamrl.data.columns import DEFAULT, Columns
+from streamrl.data.formats import Place
 from streamrl.data.lengths import PromptLimit
 from streamrl.data.order import permutation
-from streamrl.data.reading import Place, Placed, rows_of
+from streamrl.data.packed import PackedRows
 from streamrl.data.rows import prompt_row
+from streamrl.data.sources import Placed, Source, sources_of, taken
 from streamrl.errors import DatasetError
 
 
@@ -40,14 +43,14 @@ class PromptDataset:
 
     @classmethod
     def from_files(cls, files: Sequence[str | Path], **options: Any) -> PromptDataset:
-        """`from_rows` over all files, one after the other (streamrl.config.data_files says what a file may be)."""
-        return cls.from_rows(rows_of(files), ", ".join(map(str, files)) or "no files", **options)
+        """`from_sources` over all files, one after the other (streamrl.config.data_files says what a file may be)."""
+        return cls.from_sources(list(sources_of(files)), ", ".join(map(str, files)) or "no files", **options)
 
     @classmethod
-    def from_rows(
+    def from_sources(
         cls,
-        rows: Iterable[Placed],
-        source: str,
+        sources: Sequence[Source],
+        name: str,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -56,28 +59,31 @@ class PromptDataset:
         limit: PromptLimit | None = None,
         check: Callable[[dict[str, Any], Place], None] | None = None,
     ) -> PromptDataset:
-        """Rows as some framework wrote them, checked, by `check` too. With `max_samples` >= 0 a part of them, drawn by
-        the seed if `shuffle`, else the first; `limit` then says what happens to long prompts. Raises DatasetError
-        naming file, line and column; `source` is the word for all rows in it."""
-        places, prompts = [], []
-        for place, row in rows:
-            places.append(place)
-            prompts.append(prompt_row(row, place, columns))
-            if check is not None:
-                check(prompts[-1], place)
-        if 0 <= max_samples < len(prompts):
-            chosen = permutation(len(prompts), seed, -1) if shuffle else np.arange(len(prompts))
-            kept = np.sort(chosen[:max_samples])
-            places, prompts = [places[index] for index in kept], [prompts[index] for index in kept]
-        if not prompts:
-            raise DatasetError(f"no rows in {source} (max_samples={max_samples})")
-        fitting = prompts if limit is None else limit.apply(prompts, places)
-        if not fitting:
+        """Rows as some framework wrote them, checked, by `check` too, in one pass that holds a few of them at a time.
+        With `max_samples` >= 0 a part of them, drawn by the seed if `shuffle`, else the first; `limit` then says what
+        happens to long prompts. Raises DatasetError naming file, line and column; `name` is the word for all rows."""
+        rows = PackedRows()
+
+        def packed() -> Iterator[Placed]:
+            for place, row in taken(sources, max_samples, seed if shuffle else None):
+                prompt = prompt_row(row, place, columns)
+                if check is not None:
+                    check(prompt, place)
+                rows.append(prompt, place)
+                yield place, prompt
+
+        left_out = 0
+        if limit is not None:
+            left_out = limit.apply(packed(), rows)
+        else:
+            deque(packed(), maxlen=0)  # the rows are what it leaves behind
+        if not rows and limit is not None and left_out:
             raise DatasetError(
-                f"every prompt in {source} is longer than data.max_prompt_length="
-                f"{limit.max_tokens if limit else 0} tokens; raise it"
+                f"every prompt in {name} is longer than data.max_prompt_length={limit.max_tokens} tokens; raise it"
             )
-        return cls(fitting, seed=seed, shuffle=shuffle, left_out=len(prompts) - len(fitting))
+        if not rows:
+            raise DatasetError(f"no rows in {name} (max_samples={max_samples})")
+        return cls(rows, seed=seed, shuffle=shuffle, left_out=left_out)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -21,19 +21,26 @@ import xxhash
 
 from agent_loop.plugins import PluginError
 from agent_loop.rendering.chat import ChatTokenizer, RenderingError
-from streamrl.data.reading import Place
+from streamrl.data.formats import Place
+from streamrl.data.packed import PackedRows, cache_directory
 from streamrl.errors import DatasetError
 
 log = logging.getLogger(__name__)
 
 Overlong = Literal["drop", "error", "left", "right", "middle"]
 CHUNK = 2048
-"""Rows that are rendered and encoded together."""
+"""Rows that are encoded together."""
+CHUNK_CHARACTERS = 4_000_000
+"""Of their texts, after which a chunk ends earlier."""
+MAX_CHUNKS = 20_000
+"""That are remembered, the latest."""
 REMEMBERED_FROM = 5000
 """Rows; fewer are counted in a second or two."""
 SLACK = 64
 """Tokens that a tokenizer may add to a text that are not in it (spaces before its pieces)."""
 MAX_CUTS = 8
+Prompt = tuple[Place, dict[str, Any]]
+"""A checked prompt row and where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,66 +53,65 @@ class PromptLimit:
     schemas: Callable[[dict[str, Any]], Sequence[dict[str, Any]]] = lambda row: ()
     """The tools that a row's agent shows the model."""
 
-    def apply(self, rows: list[dict[str, Any]], places: Sequence[Place]) -> list[dict[str, Any]]:
-        """The rows that may be asked. Raises DatasetError naming the first overlong row (overlong="error"), and for a
-        prompt that the chat template cannot render."""
-        lengths = self._overlong(rows, places)
-        if not lengths:
-            return rows
-        if self.overlong == "drop":
-            return [row for index, row in enumerate(rows) if index not in lengths]
-        first = min(lengths)
-        if self.overlong == "error":
-            more = f" (and {len(lengths) - 1} more rows)" if len(lengths) > 1 else ""
+    def apply(self, prompts: Iterable[Prompt], rows: PackedRows) -> int:
+        """Count the prompts while `rows` grows by each that is taken, then drop or cut what is too long; how many rows
+        were dropped. Raises DatasetError naming the first overlong row (overlong="error"), and for a prompt that the
+        chat template cannot render."""
+        dropped = array("q")
+        first, more = "", -1
+        for index, place, tokens in self._overlong(prompts):
+            match self.overlong:
+                case "drop":
+                    dropped.append(index)
+                case "error":
+                    first, more = first or f"{place}: the prompt has {tokens} tokens", more + 1
+                case _:
+                    rows.replace(index, self._cut(rows[index], place), place)
+        if first:
             raise DatasetError(
-                f"{places[first]}: the prompt has {lengths[first]} tokens, data.max_prompt_length is "
-                f"{self.max_tokens}{more}; raise it, or set data.filter_overlong_prompts=true or "
-                "data.truncation=left|right|middle"
+                f"{first}, data.max_prompt_length is {self.max_tokens}{f' (and {more} more rows)' if more else ''}; "
+                "raise it, or set data.filter_overlong_prompts=true or data.truncation=left|right|middle"
             )
-        return [self._cut(row, places[index]) if index in lengths else row for index, row in enumerate(rows)]
+        rows.drop(dropped)
+        return len(dropped)
 
-    def _overlong(self, rows: Sequence[dict[str, Any]], places: Sequence[Place]) -> dict[int, int]:
-        """Index -> tokens, of the overlong rows."""
-        if len(rows) < REMEMBERED_FROM:
-            return self._count(rows, places)
-        memory = _memory(self._digest(rows, places))
-        try:
-            return msgspec.msgpack.decode(memory.read_bytes(), type=dict[int, int])
-        except (OSError, msgspec.DecodeError):
-            log.info("counting the tokens of %d prompts", len(rows))
-        lengths = self._count(rows, places)
-        _remember(memory, msgspec.msgpack.encode(lengths))
-        return lengths
+    def _overlong(self, prompts: Iterable[Prompt]) -> Iterator[tuple[int, Place, int]]:
+        """(index, place, tokens) of the overlong prompts."""
+        memory, start = Memory(f"{self.max_tokens} {self.chat.tokenizer.to_str()}"), 0
+        for places, texts in self._chunks(prompts):
+            lengths = memory.find(texts)
+            if lengths is None:
+                lengths = memory.keep(texts, self._count(texts))
+            yield from ((start + index, places[index], tokens) for index, tokens in lengths.items())
+            start += len(texts)
+        memory.save()
 
-    def _count(self, rows: Sequence[dict[str, Any]], places: Sequence[Place]) -> dict[int, int]:
-        lengths: dict[int, int] = {}
-        indexed = enumerate(self._texts(rows, places))
-        while chunk := list(islice(indexed, CHUNK)):
-            open_ones = [(index, text) for index, text in chunk if not self._surely_fits(text)]
-            encoded = self.chat.tokenizer.encode_batch_fast([text for _, text in open_ones], add_special_tokens=False)
-            lengths |= {
-                index: len(tokens)
-                for (index, _), tokens in zip(open_ones, encoded, strict=True)
-                if len(tokens) > self.max_tokens
-            }
-        return lengths
+    def _chunks(self, prompts: Iterable[Prompt]) -> Iterator[tuple[list[Place], list[str]]]:
+        """Places and rendered prompts, CHUNK at a time, fewer if they are long."""
+        places, texts, characters = [], [], 0
+        for place, row in prompts:
+            try:
+                texts.append(self.chat.prompt_text(row["raw_prompt"], self.schemas(row)))
+            except (RenderingError, PluginError) as error:
+                raise DatasetError(f"{place}: the prompt cannot be rendered: {error}") from error
+            places.append(place)
+            characters += len(texts[-1])
+            if len(texts) == CHUNK or characters > CHUNK_CHARACTERS:
+                yield places, texts
+                places, texts, characters = [], [], 0
+        if texts:
+            yield places, texts
+
+    def _count(self, texts: Sequence[str]) -> dict[int, int]:
+        """Index -> tokens, of the overlong ones."""
+        open_ones = [(index, text) for index, text in enumerate(texts) if not self._surely_fits(text)]
+        encoded = self.chat.tokenizer.encode_batch_fast([text for _, text in open_ones], add_special_tokens=False)
+        counted = ((index, len(tokens)) for (index, _), tokens in zip(open_ones, encoded, strict=True))
+        return {index: tokens for index, tokens in counted if tokens > self.max_tokens}
 
     def _surely_fits(self, text: str) -> bool:
         """A token takes a byte at least; normalisation leaves ASCII as long as it is."""
         return len(text) + SLACK <= self.max_tokens and text.isascii()
-
-    def _texts(self, rows: Iterable[dict[str, Any]], places: Sequence[Place]) -> Iterable[str]:
-        for row, place in zip(rows, places, strict=True):
-            try:
-                yield self.chat.prompt_text(row["raw_prompt"], self.schemas(row))
-            except (RenderingError, PluginError) as error:
-                raise DatasetError(f"{place}: the prompt cannot be rendered: {error}") from error
-
-    def _digest(self, rows: Sequence[dict[str, Any]], places: Sequence[Place]) -> str:
-        digest = xxhash.xxh3_128(f"{self.max_tokens} {self.chat.tokenizer.to_str()}".encode())
-        for text in self._texts(rows, places):
-            digest.update(f"{len(text)} {text}".encode())
-        return digest.hexdigest()
 
     def _cut(self, row: dict[str, Any], place: Place) -> dict[str, Any]:
         """The row with its longest message shortened, so that the template around it stays whole."""
@@ -142,16 +148,42 @@ class PromptLimit:
                 return self.chat.decode(head).rstrip(broken) + self.chat.decode(tail).lstrip(broken)
 
 
-def _memory(digest: str) -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "streamrl" / f"overlong-{digest}"
+class Memory:
+    """What was counted in earlier starts: chunk of texts -> its overlong ones. One file for a tokenizer and a limit."""
+
+    def __init__(self, counted_by: str) -> None:
+        self._path = cache_directory() / f"overlong-{xxhash.xxh3_128_hexdigest(counted_by.encode())}"
+        self._seen = self._new = 0
+        try:
+            self._chunks = msgspec.msgpack.decode(self._path.read_bytes(), type=dict[str, dict[int, int]])
+        except (OSError, msgspec.DecodeError):
+            self._chunks = {}
+
+    def find(self, texts: Sequence[str]) -> dict[int, int] | None:
+        self._seen += len(texts)
+        return self._chunks.get(_digest(texts)) if self._chunks else None
+
+    def keep(self, texts: Sequence[str], lengths: dict[int, int]) -> dict[int, int]:
+        self._chunks[_digest(texts)] = lengths
+        self._new += 1
+        return lengths
+
+    def save(self) -> None:
+        """If it is worth it, and as well as it goes: without it the next start counts again."""
+        if self._seen < REMEMBERED_FROM or not self._new:
+            return
+        latest = dict(islice(reversed(self._chunks.items()), MAX_CHUNKS))
+        own = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.write_bytes(msgspec.msgpack.encode(latest))
+            own.rename(self._path)
+        except OSError as error:
+            log.info("prompt lengths are not remembered: %s", error)
 
 
-def _remember(path: Path, content: bytes) -> None:
-    """As well as it goes: without it the next start counts again."""
-    own = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own.write_bytes(content)
-        own.rename(path)
-    except OSError as error:
-        log.info("prompt lengths are not remembered: %s", error)
+def _digest(texts: Sequence[str]) -> str:
+    digest = xxhash.xxh3_128()
+    for text in texts:
+        digest.update(f"{len(text)} {text}".encode())
+    return digest.hexdigest()

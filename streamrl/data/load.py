@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ from streamrl.config import StreamRLConfig
 from streamrl.config.sections.data import DataConfig
 from streamrl.data.columns import Columns
 from streamrl.data.dataset import PromptDataset
+from streamrl.data.formats import Place, found
 from streamrl.data.lengths import PromptLimit
-from streamrl.data.reading import Place, Placed, found, rows_from, rows_of
+from streamrl.data.sources import Indexed, Once, Source, sources_of
 from streamrl.errors import DatasetError
 
 
@@ -48,8 +49,8 @@ def training_steps(config: StreamRLConfig, rows: int) -> int:
 def _dataset(
     config: StreamRLConfig, split: str, files: tuple[str, ...], max_samples: int, seed: int, shuffle: bool
 ) -> PromptDataset:
-    return PromptDataset.from_rows(
-        _rows(config.data, files, split),
+    return PromptDataset.from_sources(
+        _sources(config.data, files, split),
         ", ".join(files) or "no files",
         seed=seed,
         shuffle=shuffle,
@@ -99,13 +100,13 @@ def columns_of(data: DataConfig) -> Columns:
     return Columns({column: key for column, (key, usual) in keys.items() if key is not None and key != usual})
 
 
-def _rows(data: DataConfig, files: tuple[str, ...], split: str) -> Iterable[Placed]:
+def _sources(data: DataConfig, files: tuple[str, ...], split: str) -> list[Source]:
     if not data.custom_cls.path:
-        return rows_of(files)
+        return list(sources_of(files))
     spec = f"{data.custom_cls.path}:{data.custom_cls.name}"
     try:
         made = load_from_file(spec, "dataset")(data_files=list(files), config=data, split=split)
-        return rows_from(spec, _each(made))
+        return [Indexed(spec, made) if _has_numbers(made) else Once(spec, iter(made))]
     except PluginError as error:
         raise DatasetError(f"data.custom_cls: {error}") from error
     except TypeError as error:
@@ -114,11 +115,8 @@ def _rows(data: DataConfig, files: tuple[str, ...], split: str) -> Iterable[Plac
         ) from error
 
 
-def _each(rows: Any) -> Iterable[Any]:
-    """By index where there is one: a map-style dataset need not end with IndexError."""
-    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
-        return (rows[index] for index in range(len(rows)))
-    return iter(rows)
+def _has_numbers(rows: Any) -> bool:
+    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
 
 
 def _limit(config: StreamRLConfig) -> PromptLimit | None:

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.data.columns import Columns
-from streamrl.data.reading import Place, found
+from streamrl.data.formats import Place, found
 from streamrl.errors import DatasetError
-from transfer_queue.storage.objects import encode_object
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_N = 4096
@@ -28,8 +27,7 @@ MAX_N = 4096
 
 
 def prompt_row(row: dict[str, Any], place: Place, columns: Columns) -> dict[str, Any]:
-    """The columns above, absent ones None. Raises DatasetError naming place, column and what was found, also for values
-    that the queue cannot carry (dates, decoded images)."""
+    """The columns above, absent ones None. Raises DatasetError naming place, column and what was found."""
     reader = _Reader(row, place, columns)
     messages = _messages(reader)
     extra_info = reader.object("extra_info")
@@ -41,7 +39,7 @@ def prompt_row(row: dict[str, Any], place: Place, columns: Columns) -> dict[str,
         source = source or Path(str(place.file)).stem
     elif "ground_truth" not in reward_model:
         raise reader.error("reward_model", "a key 'ground_truth'", reward_model)
-    prompt = {
+    return {
         "raw_prompt": messages,
         "data_source": source or reader.required("data_source"),
         "reward_model": reward_model,
@@ -52,11 +50,6 @@ def prompt_row(row: dict[str, Any], place: Place, columns: Columns) -> dict[str,
         "n": _group_size(reader),
         **{name: reader.list(name) for name in ("images", "videos", "audios")},
     }
-    try:
-        encode_object(prompt, field="row")
-    except TypeError as error:
-        raise DatasetError(f"{place}: {error}") from error
-    return prompt
 
 
 class _Reader:

@@ -13,7 +13,8 @@ import pytest
 
 from streamrl.config import ConfigError, load_config
 from streamrl.data import DatasetError, PromptDataset
-from streamrl.data.reading import rows_of
+from streamrl.data.order import permutation
+from streamrl.data.sources import rows_of, sources_of, taken
 
 
 def write(file: Path, *names: str) -> Path:
@@ -100,6 +101,31 @@ def test_a_dataset_of_the_hub_is_loaded_by_the_library(monkeypatch: pytest.Monke
     assert asked == [("openai/gsm8k", "main", "train"), ("some/other", None, "test")]
     assert len(dataset) == 2
     assert dataset.row(0)["images"] == [{"bytes": b"png"}]
+
+
+def test_samples_of_a_dataset_of_the_hub_are_selected_by_the_library(monkeypatch: pytest.MonkeyPatch):
+    pyarrow = pytest.importorskip("pyarrow")
+
+    class Stored:
+        def __init__(self, numbers: Any) -> None:
+            self.numbers = list(numbers)
+
+        def __len__(self) -> int:
+            return len(self.numbers)
+
+        def select(self, numbers: Any) -> Stored:
+            return Stored(numbers)
+
+        def with_format(self, form: str) -> Stored:
+            return self
+
+        def iter(self, batch_size: int) -> Any:
+            yield pyarrow.Table.from_pylist([{"prompt": f"{n}?", "answer": str(n)} for n in self.numbers])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: Stored(range(50))))
+    drawn = sorted(permutation(50, 4, -1)[:5].tolist())
+    placed = taken(list(sources_of(["hf:some/name:train"])), 5, 4)
+    assert [(place.number, row["prompt"]) for place, row in placed] == [(n + 1, f"{n}?") for n in drawn]
 
 
 def test_what_the_library_cannot_load_is_named(monkeypatch: pytest.MonkeyPatch):

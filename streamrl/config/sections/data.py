@@ -21,7 +21,8 @@ class CustomDatasetConfig:
 class DataConfig:
     train_files: tuple[str, ...] = ()
     """Files (jsonl, json, parquet, arrow), directories, patterns with * or **, and hf:NAME[:CONFIG]:SPLIT; one or a
-    list. Columns: streamrl/data/columns.py."""
+    list. Columns: streamrl/data/columns.py. Read once at the start; rows of more than 64 MiB are kept in a file under
+    $XDG_CACHE_HOME/streamrl, not in memory (a .json file is parsed whole: for large data take .jsonl)."""
     val_files: tuple[str, ...] = ()
     train_batch_size: PositiveInt = 1024
     """Prompts per step."""
@@ -49,5 +50,5 @@ class DataConfig:
     seed: Seed | None = None
     """Of the permutation; None: trainer.seed."""
     train_max_samples: SampleLimit = -1
-    """Rows; drawn by the seed if shuffle, else the first."""
+    """Rows; drawn by the seed if shuffle, else the first. The others are not parsed."""
     val_max_samples: SampleLimit = -1
