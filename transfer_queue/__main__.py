@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         process = serve.add_parser(role)
         process.add_argument("--run", required=True)
         process.add_argument("--key-file", required=True)
-        process.add_argument("--socket", required=True, help="endpoint of the controller, ipc://PATH")
+        process.add_argument("--socket", required=True, help="endpoint of the controller, unix://PATH")
         process.add_argument("--directory", type=Path, required=True)
         process.add_argument("--segment-bytes", type=int, default=8 << 20)
         process.add_argument("--parent", type=int, default=0, help="end when this process does")

@@ -56,7 +56,7 @@ from transfer_queue.net.messages import (
     Watch,
     Welcome,
 )  # fmt: skip
-from transfer_queue.net.transport import GRACE, Transport, ZmqTransport, read_key
+from transfer_queue.net.transport import GRACE, SocketTransport, Transport, read_key
 from transfer_queue.storage.arena import Extent, WriteArena, fill
 from transfer_queue.storage.columns import Column, read_block
 from transfer_queue.storage.convert import as_columns
@@ -102,7 +102,7 @@ class QueueClient:
     ) -> QueueClient:
         """A client of the queue at `address`. Raises Disconnected, DeadlineExceeded, Invalid (wrong key or run)."""
         access = UnitAccess(name, read_key(address["key_file"]), force_remote=force_remote)
-        transport = await ZmqTransport.connect(
+        transport = await SocketTransport.connect(
             address, name=name, timeout=timeout, on_welcome=lambda welcome, _: access.learn(welcome.units)
         )
         return cls(transport, access)

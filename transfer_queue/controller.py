@@ -1,41 +1,43 @@
-"""The controller's process: one ROUTER socket around the sans-IO core, and a watch on its clients' processes.
+"""The controller's process: listeners around the sans-IO core, and a watch on its clients' processes.
 
-    consumes     request frames; ends of client processes (pidfd); time
+    consumes     request frames; ends of client processes (pidfd) and of connections; time
     produces     response frames and pushes to units
-    waits for    its socket, a client's death, or the core's next deadline, and nothing else
+    waits for    its sockets, a client's death, or the core's next deadline, and nothing else
     woken by     exactly these; it never polls
 
-Frames: [identity][Request] in, [identity][Response] out. The identity is the client's own random name for itself; the
-core answers nobody who has not said Hello with the run's key.
+One turn: requests are read and applied, then their answers go out together. A client is known by its own random name
+for itself; the core answers nobody who has not said Hello with the run's key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-
 from transfer_queue.controller_core import ControllerCore
-from transfer_queue.net.codec import MAX_FRAME, decode_request, encode
+from transfer_queue.errors import Invalid
+from transfer_queue.net.codec import MAX_FRAME, decode_request, encode, failed_of
+from transfer_queue.net.links import Listener, ZmqListener
 from transfer_queue.net.messages import Bye, Hello, Response, Welcome
-from transfer_queue.net.sockets import EventSocket, bind_private
+from transfer_queue.net.sockets import check_endpoint
+from transfer_queue.net.stream import StreamListener
 from transfer_queue.net.transport import host_id, read_key
 from transfer_queue.processes import exited
 from transfer_queue.storage.unit_files import lock_file
 
 log = logging.getLogger(__name__)
 
-PEER_BACKLOG = 10_000
-"""Responses kept for a client that does not read them; more are dropped, and it asks again after it reconnects."""
-
 MAX_PID = 2**31 - 1
 """What a Hello names beyond this, or below 1, is no process: its client is served, its death goes unnoticed."""
+
+FORGET_AFTER = 60.0
+"""Seconds without a connection after which a client is gone, although its process may live."""
 
 
 class ControllerServer:
@@ -44,111 +46,130 @@ class ControllerServer:
     def __init__(self, endpoint: str, make_core: Callable[[Callable[[str, Response], None]], ControllerCore]) -> None:
         self._loop = asyncio.get_running_loop()
         self._host = host_id()
-        self._greeting: dict[str, Hello] = {}
+        self._greeting: tuple[str, Hello, int] | None = None  # the client, its Hello, its process by the kernel's word
         self._watched: dict[str, asyncio.Future[None]] = {}
+        self._away: dict[str, asyncio.TimerHandle] = {}
+        self._answers: list[tuple[str, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._arming = False
         self.malformed = 0
         self._core = make_core(self._send)
-        socket = zmq.Context.instance().socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.LINGER, 0),
-            (zmq.SNDHWM, PEER_BACKLOG), (zmq.RCVHWM, 0), (zmq.BACKLOG, 4096),
-        ):  # fmt: skip
-            socket.setsockopt(option, value)
-        bind_private(socket, endpoint)
-        self._socket = EventSocket(socket, self._on_frames)
-        self._arm_soon()
+        path = check_endpoint(endpoint, ("unix", "ipc"))
+        make, at = (StreamListener, path) if endpoint.startswith("unix:") else (ZmqListener, endpoint)
+        self._listener: Listener = make(
+            at, on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse
+        )
+        self._turn_ends()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for watch in self._watched.values():
-            watch.cancel()
-        self._socket.close(linger_ms=200)
+        handles = [*self._away.values(), *self._watched.values(), *([self._timer] if self._timer else [])]
+        for handle in handles:
+            handle.cancel()
+        self._listener.close()
         self._core.close()
 
-    def _on_frames(self, frames: list[bytes]) -> None:
+    def _on_frame(self, client: str, frame: bytes | memoryview, pid: int) -> None:
         try:
-            identity, frame = frames
             request = decode_request(frame)
-        except ValueError as error:  # Malformed, or another number of frames
-            self._refuse(error)
+        except ValueError as error:  # Malformed
+            self._refuse(str(error))
             return
-        client = identity.decode("latin-1")
         if isinstance(request.body, Hello):
-            self._greeting[client] = request.body
+            self._greeting = client, request.body, pid
         self._core.handle(client, request, time.monotonic())
-        self._greeting.pop(client, None)
+        self._greeting = None
         if isinstance(request.body, Bye):
             self._unwatch(client)
-        self._arm_soon()
 
-    def _refuse(self, error: ValueError) -> None:
+    def _turn_ends(self) -> None:
+        """Let the answers of this turn go, and set the timer."""
+        while self._answers:
+            answers, self._answers = self._answers, []
+            for client, frame in answers:
+                if not self._listener.send(client, frame):
+                    log.debug("client %s is not connected; its answer was dropped", _short(client))
+            self._listener.flush()
+        self._arm()
+
+    def _refuse(self, why: str) -> None:
         self.malformed += 1
         if self.malformed & (self.malformed - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the disk
-            log.warning("a malformed message was ignored (%d so far): %s", self.malformed, error)
+            log.warning("a malformed message was ignored (%d so far): %s", self.malformed, why)
 
     def _send(self, client: str, response: Response) -> None:
-        try:
-            self._socket.send([client.encode("latin-1"), encode(response)])
-        except zmq.Again:
-            log.warning("client %s does not read its answers; one was dropped", _short(client))
-            return
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            log.debug("client %s is not connected; its answer was dropped", _short(client))
-            return
-        if isinstance(response.body, Welcome) and client in self._greeting:
-            self._watch(client, self._greeting[client])
+        """What the core has to say; it goes out at the end of the turn."""
+        frame = encode(response)
+        if len(frame) > MAX_FRAME:
+            error = Invalid(f"the answer takes {len(frame)} bytes, the limit is {MAX_FRAME}: ask for less at once")
+            frame = encode(Response(response.id, failed_of(error)))
+        self._answers.append((client, frame))
+        if isinstance(response.body, Welcome) and self._greeting is not None and self._greeting[0] == client:
+            self._listener.trust(client)
+            self._watch(*self._greeting)
 
-    def _watch(self, client: str, hello: Hello) -> None:
+    def _watch(self, client: str, hello: Hello, pid: int) -> None:
         """Hear at once of the death of a client on this host."""
-        if client in self._watched or not 0 < hello.pid <= MAX_PID:
+        away = self._away.pop(client, None)
+        if away is not None:
+            away.cancel()
+        if client in self._watched or not 0 < (pid or hello.pid) <= MAX_PID:
             return
-        if hello.host != self._host:
+        if not pid and hello.host != self._host:
             log.warning("client %s is not of this pid namespace: its death goes unnoticed", _short(client))
             return
+        pid = pid or hello.pid
         try:
-            watch = exited(hello.pid)
+            watch = exited(pid)
         except OSError as error:  # not a process, or no descriptor is left
-            log.warning("client %s, process %d: its death goes unnoticed: %s", _short(client), hello.pid, error)
+            log.warning("client %s, process %d: its death goes unnoticed: %s", _short(client), pid, error)
             return
         self._watched[client] = watch
-        watch.add_done_callback(functools.partial(self._gone, client))
+        watch.add_done_callback(functools.partial(self._exited, client))
 
-    def _gone(self, client: str, watch: asyncio.Future[None]) -> None:
+    def _exited(self, client: str, watch: asyncio.Future[None]) -> None:
         if not watch.cancelled() and self._watched.pop(client, None) is not None:
             log.info("the process of client %s has ended", _short(client))
-            self._core.client_gone(client, time.monotonic())
-            self._arm_soon()
+            self._gone(client)
+
+    def _on_end(self, client: str) -> None:
+        """Its connection ended. If its process lives, it may connect again."""
+        if client in self._away:
+            self._away[client].cancel()
+        self._away[client] = self._loop.call_later(FORGET_AFTER, self._stayed_away, client)
+
+    def _stayed_away(self, client: str) -> None:
+        log.info("client %s has had no connection for %.0f s", _short(client), FORGET_AFTER)
+        self._unwatch(client)
+        self._gone(client)
+
+    def _gone(self, client: str) -> None:
+        away = self._away.pop(client, None)
+        if away is not None:
+            away.cancel()
+        self._core.client_gone(client, time.monotonic())
+        self._turn_ends()
 
     def _unwatch(self, client: str) -> None:
         watch = self._watched.pop(client, None)
         if watch is not None:
             watch.cancel()
 
-    def _arm_soon(self) -> None:
-        """Set the timer once per turn of the loop."""
-        if not self._arming:
-            self._arming = True
-            self._loop.call_soon(self._arm)
-
     def _arm(self) -> None:
-        self._arming = False
+        """Set the timer for the core's next deadline, if that has changed."""
+        deadline = self._core.next_deadline()
         if self._timer is not None:
+            if self._timer.when() == deadline and not self._timer.cancelled():
+                return
             self._timer.cancel()
             self._timer = None
-        deadline = self._core.next_deadline()
         if deadline is not None:
-            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._tick)
+            self._timer = self._loop.call_at(deadline, self._tick)
 
     def _tick(self) -> None:
         """Requests that came in time but lie in the socket count before the deadline does."""
-        self._socket.drain()
+        self._timer = None
+        self._listener.drain()
         self._core.tick(time.monotonic())
-        self._arm_soon()
+        self._turn_ends()
 
 
 async def serve_controller(
@@ -167,6 +188,8 @@ async def serve_controller(
         )  # fmt: skip
 
     server = ControllerServer(endpoint, make_core)
+    gc.collect()
+    gc.freeze()  # what was recovered is not looked through again
     try:
         ready()
         stopped = asyncio.ensure_future(stop.wait())

@@ -182,7 +182,7 @@ def read_address(directory: str | Path) -> dict[str, str]:
     known = _read_run(directory)
     if not known:
         raise Disconnected(f"no queue in {directory}: its run.json is missing; start a QueueService there")
-    return {"run": known["run"], "socket": f"ipc://{known['sockets']}/c", "key_file": str(directory / "key")}
+    return {"run": known["run"], "socket": f"unix://{known['sockets']}/c", "key_file": str(directory / "key")}
 
 
 def _read_run(directory: Path) -> dict[str, str]:

@@ -29,7 +29,7 @@ from transfer_queue.net.messages import (
     UnitInfo,
     Welcome,
 )
-from transfer_queue.net.transport import Transport, ZmqTransport, read_key
+from transfer_queue.net.transport import SocketTransport, Transport, read_key
 from transfer_queue.storage.unit_files import UnitFiles
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ async def serve_unit(
 async def _serve(shell: Unit, address: dict[str, str], ready: Callable[[], None], patience: float) -> None:
     """Register under every epoch of the controller once; raise what ends the unit."""
     news: asyncio.Queue[Welcome | None] = asyncio.Queue()  # None: the connection was lost
-    transport = await ZmqTransport.connect(
+    transport = await SocketTransport.connect(
         address, name=f"unit-{shell.files.unit}", timeout=patience, on_push=shell.push,
         on_welcome=lambda welcome, _: news.put_nowait(welcome), on_lost=lambda: news.put_nowait(None),
     )  # fmt: skip

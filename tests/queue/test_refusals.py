@@ -20,7 +20,7 @@ from transfer_queue.local import LocalQueue
 from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response, encode
 from transfer_queue.net.messages import VERSION, Hello, Request, Welcome
-from transfer_queue.net.transport import ZmqTransport, host_id, read_key
+from transfer_queue.net.transport import SocketTransport, host_id, read_key
 from transfer_queue.service import QueueService, read_address
 from transfer_queue.storage.journal import MemoryJournal
 from transfer_queue.storage.unit_files import UnitFiles
@@ -63,7 +63,7 @@ async def test_a_key_file_without_a_key_is_refused_by_everybody(tmp_path, conten
         QueueService(tmp_path, storage_dir=tmp_path, units=1, unit_budget_bytes=1 << 20)
     address = {"run": "r", "socket": f"ipc://{tmp_path}/c", "key_file": str(tmp_path / "key")}
     with pytest.raises(Invalid, match="key file"):
-        await ZmqTransport.connect(address, name="x", timeout=1)
+        await SocketTransport.connect(address, name="x", timeout=1)
 
 
 def test_a_key_that_is_too_short_is_not_taken(tmp_path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -199,25 +202,34 @@ async def test_a_client_with_a_wrong_key_or_run_is_refused(service, tmp_path):
 
 
 async def test_a_stranger_gets_failed_and_nothing_else(service, client):
-    socket = zmq.Context.instance().socket(zmq.DEALER)
-    socket.connect(service.address["socket"])
-    socket.setsockopt(zmq.RCVTIMEO, 2000)
     hello = Hello(VERSION, service.address["run"], "", "stranger", os.getpid())
-    for request in (Request(1, Stats()), Request(2, hello), Request(3, Stats())):
-        socket.send(encode(request))
-        assert isinstance(decode_response(await asyncio.to_thread(socket.recv)).body, Failed)
-    socket.close(linger=0)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(2)
+        sock.connect(service.address["socket"].removeprefix("unix://"))
+        sock.sendall(framed(b"stranger" * 3))
+        for request in (Request(1, Stats()), Request(2, hello), Request(3, Stats())):
+            sock.sendall(framed(encode(request)))
+            (length,) = struct.unpack("<I", await asyncio.to_thread(sock.recv, 4))
+            assert isinstance(decode_response(sock.recv(length)).body, Failed)
     assert (await client.stats()).clients == 1
 
 
+MALFORMED = ([b""], [b"\xc1"], [b"\x91" * 100_000], [b"a", b"b"], [os.urandom(1000)] * 3, [b"\x92\x01\x80"])
+
+
 async def test_malformed_frames_are_ignored_by_controller_and_units(service, client):
-    sockets = Path(service.address["socket"].removeprefix("ipc://")).parent
-    for name in ("c", "u0", "u1"):
-        socket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.connect(f"ipc://{sockets / name}")
-        for frames in ([b""], [b"\xc1"], [b"\x91" * 100_000], [b"a", b"b"], [os.urandom(1000)] * 3, [b"\x92\x01\x80"]):
-            socket.send_multipart(frames)
-        socket.close(linger=200)
+    path = service.address["socket"].removeprefix("unix://")
+    for frames in MALFORMED:
+        for data in (framed(b"stranger" * 3, *frames), framed(*frames), b"".join(frames)):
+            with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(ConnectionError):
+                sock.connect(path)
+                sock.sendall(data)
+    for name in ("u0", "u1"):
+        unit = zmq.Context.instance().socket(zmq.DEALER)
+        unit.connect(f"ipc://{Path(path).parent / name}")
+        for frames in MALFORMED:
+            unit.send_multipart(frames)
+        unit.close(linger=200)
     before = service.pids()
     await client.put("p", ["a"], {"x": np.arange(1)})
     remote = await QueueClient.connect(service.address, name="elsewhere", force_remote=True)
@@ -226,9 +238,13 @@ async def test_malformed_frames_are_ignored_by_controller_and_units(service, cli
     assert service.pids() == before
 
 
+def framed(*frames: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
+
+
 async def test_what_the_queue_writes_is_private(service, client):
     await client.put("p", ["a"], {"x": np.arange(1)})
-    sockets = Path(service.address["socket"].removeprefix("ipc://")).parent
+    sockets = Path(service.address["socket"].removeprefix("unix://")).parent
     (unit, *_) = (await client.lookup("p", ["a"])).units
     for directory in (sockets, Path(unit.directory), service.directory):
         assert directory.stat().st_mode & 0o077 == 0
@@ -271,7 +287,7 @@ def test_storage_that_cannot_work_is_an_error_before_anything_starts(tmp_path):
 async def test_an_address_without_a_queue_fails_with_what_to_do(tmp_path, service):
     with pytest.raises(Disconnected, match="start a QueueService"):
         read_address(tmp_path / "nothing")
-    nowhere = {**service.address, "socket": f"ipc://{tmp_path}/nobody"}
+    nowhere = {**service.address, "socket": f"unix://{tmp_path}/nobody"}
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"'x' waited 0\.3 s .* start the queue service"):
         await QueueClient.connect(nowhere, name="x", timeout=0.3)

@@ -1,17 +1,22 @@
-"""ZmqTransport against a controller that misbehaves as only a fake one does."""
+"""SocketTransport, over each kind of connection, against a controller that misbehaves as only a fake one does."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 
 import pytest
 import zmq
 
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid
-from transfer_queue.net.codec import SAY_HELLO, Malformed, decode_request, encode, failed_of
+from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_request, encode, failed_of
+from transfer_queue.net.links import ZmqListener
 from transfer_queue.net.messages import (
     Bye,
+    Clear,
+    Commit,
     Failed,
     Hello,
     Lease,
@@ -19,54 +24,70 @@ from transfer_queue.net.messages import (
     Listing,
     ListKeys,
     Ok,
+    Request,
     Response,
     Stats,
     Token,
     Welcome,
 )
-from transfer_queue.net.sockets import EventSocket, bind_private, check_endpoint
-from transfer_queue.net.transport import ZmqTransport
+from transfer_queue.net.sockets import bind_private, check_endpoint
+from transfer_queue.net.stream import STRANGER_LIMIT, StreamListener
+from transfer_queue.net.transport import SocketTransport
+
+LISTENERS = {"unix": lambda path, **told: StreamListener(path, **told),
+             "ipc": lambda path, **told: ZmqListener(f"ipc://{path}", **told)}  # fmt: skip
 
 
 class FakeController:
     """Welcomes everybody with its epoch; notes all other requests and leaves the answering to the test."""
 
-    def __init__(self, directory, *, epoch: int = 1) -> None:
+    def __init__(self, directory, scheme: str, *, epoch: int = 1) -> None:
         os.chmod(directory, 0o700)
         (directory / "key").write_text("ab" * 32)
-        self.address = {"run": "r", "socket": f"ipc://{directory}/c", "key_file": str(directory / "key")}
+        self.address = {"run": "r", "socket": f"{scheme}://{directory}/c", "key_file": str(directory / "key")}
+        self.scheme = scheme
         self.epoch = epoch
         self.requests: asyncio.Queue = asyncio.Queue()
-        socket = zmq.Context.instance().socket(zmq.ROUTER)
-        bind_private(socket, self.address["socket"])
-        self.socket = EventSocket(socket, self._on_frames)
+        self.refused: list[str] = []
+        self.ended: list[str] = []
+        self.pids: set[int] = set()
+        self.listener = LISTENERS[scheme](
+            f"{directory}/c", on_frame=self._on_frame, on_turn=lambda: None, on_end=self.ended.append,
+            refuse=self.refused.append,
+        )  # fmt: skip
 
-    def _on_frames(self, frames: list[bytes]) -> None:
-        request = decode_request(frames[1])
+    def _on_frame(self, client: str, frame: bytes | memoryview, pid: int) -> None:
+        request = decode_request(frame)
+        self.pids.add(pid)
         if isinstance(request.body, Hello):
-            self.answer(frames[0], request.id, Welcome(self.epoch, []))
+            self.answer(client, request.id, Welcome(self.epoch, []))
+            self.listener.trust(client)
         elif isinstance(request.body, Bye):
-            self.answer(frames[0], request.id, Ok())
+            self.answer(client, request.id, Ok())
         else:
-            self.requests.put_nowait((frames[0], request))
+            self.requests.put_nowait((client, request))
 
-    def answer(self, identity: bytes, request: int, body) -> None:
-        self.socket.send([identity, encode(Response(request, body))])
+    def answer(self, client: str, request: int, body) -> None:
+        self.send(client, encode(Response(request, body)))
+
+    def send(self, client: str, frame: bytes) -> None:
+        assert self.listener.send(client, frame)
+        self.listener.flush()
 
     def die(self) -> None:
-        self.socket.close()
+        self.listener.close()
 
 
-@pytest.fixture
-async def fake(tmp_path):
-    fake = FakeController(tmp_path)
+@pytest.fixture(params=["unix", "ipc"])
+async def fake(tmp_path, request):
+    fake = FakeController(tmp_path, request.param)
     yield fake
     fake.die()
 
 
 @pytest.fixture
 async def transport(fake):
-    transport = await ZmqTransport.connect(fake.address, name="rank-0", timeout=5)
+    transport = await SocketTransport.connect(fake.address, name="rank-0", timeout=5)
     yield transport
     await transport.close()
 
@@ -87,7 +108,7 @@ async def test_an_unanswered_request_goes_to_the_next_controller_with_its_id_and
     _, before = await fake.requests.get()
     fake.die()
     await asyncio.sleep(0.1)
-    again = FakeController(tmp_path, epoch=2)
+    again = FakeController(tmp_path, fake.scheme, epoch=2)
     identity, after = await asyncio.wait_for(again.requests.get(), 5)
     assert after.id == before.id
     assert 50 < after.body.wait < 60
@@ -139,14 +160,14 @@ async def test_an_answer_that_comes_too_late_goes_to_the_orphanage(fake, transpo
 async def test_malformed_and_unknown_answers_are_ignored(fake, transport):
     waiting = asyncio.create_task(transport.request(Stats()))
     identity, request = await fake.requests.get()
-    fake.socket.send([identity, b"\xc1"])
+    fake.send(identity, b"\xc1")
     fake.answer(identity, 999, Ok())
     fake.answer(identity, request.id, Ok())
     assert await waiting == Ok()
 
 
 async def test_after_close_every_call_says_so(fake):
-    transport = await ZmqTransport.connect(fake.address, name="rank-1", timeout=5)
+    transport = await SocketTransport.connect(fake.address, name="rank-1", timeout=5)
     waiting = asyncio.create_task(transport.request(Stats()))
     await fake.requests.get()
     await transport.close()
@@ -154,6 +175,134 @@ async def test_after_close_every_call_says_so(fake):
         await waiting
     with pytest.raises(Disconnected):
         await transport.request(Stats())
+
+
+async def test_what_cannot_be_sent_is_refused_at_once_and_forgotten(fake, transport):
+    with pytest.raises(TypeError):
+        await transport.request(Commit("p", ["a"], tags=[{"x": object()}]), timeout=1)
+    with pytest.raises(Invalid, match=f"Clear takes .* bytes, the limit is {MAX_FRAME}"):
+        await transport.request(Clear("p", ["x" * MAX_FRAME]), timeout=1)
+    assert transport._waiters.waiting == {}
+
+
+async def test_a_large_request_and_a_large_answer_arrive_whole(fake, transport):
+    keys = [f"key-{i:030}" for i in range(100_000)]
+    waiting = asyncio.create_task(transport.request(Clear("p", keys), timeout=30))
+    identity, request = await fake.requests.get()
+    assert request.body.keys == keys
+    fake.answer(identity, request.id, Listing({"p": {key: {} for key in keys}}))
+    while not waiting.done():
+        fake.listener.flush()
+        await asyncio.sleep(0.001)
+    assert list((await waiting).partitions["p"]) == keys
+
+
+async def test_a_forked_process_does_not_speak_for_its_parent(fake, transport):
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            transport.request(Stats()).send(None)
+        except Disconnected as error:
+            os.write(writable, str(error).encode())
+        finally:
+            os._exit(0)
+    await asyncio.to_thread(os.waitpid, child, 0)
+    assert b"which forked this one: connect anew here" in os.read(readable, 1000)
+    waiting = asyncio.create_task(transport.request(Stats()))
+    identity, request = await fake.requests.get()
+    fake.answer(identity, request.id, Ok())
+    await waiting
+
+
+# --- the Unix stream alone ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def unix(tmp_path):
+    fake = FakeController(tmp_path, "unix")
+    yield fake
+    fake.die()
+
+
+def stranger(fake: FakeController) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(5)
+    sock.connect(fake.address["socket"].removeprefix("unix://"))
+    return sock
+
+
+def framed(*frames: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
+
+
+IDENTITY = b"x" * 24
+
+
+async def test_the_kernel_says_who_is_connected_and_when_it_ends(unix):
+    sock = stranger(unix)
+    sock.sendall(framed(IDENTITY, encode(Request(1, Stats()))))
+    client, _ = await unix.requests.get()
+    assert unix.pids == {os.getpid()}
+    sock.close()
+    async with asyncio.timeout(5):
+        while unix.ended != [client]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert not unix.listener.send(client, b"")
+
+
+@pytest.mark.parametrize("cuts", [1, 3, 7])
+async def test_frames_that_arrive_in_pieces_are_put_together(unix, cuts):
+    sock = stranger(unix)
+    data = framed(IDENTITY, *(encode(Request(i, ListKeys("p" * i))) for i in range(1, 40)))
+    for at in range(0, len(data), cuts):
+        sock.sendall(data[at : at + cuts])
+        await asyncio.sleep(0)
+    got = [(await unix.requests.get())[1] for _ in range(1, 40)]
+    assert got == [Request(i, ListKeys("p" * i)) for i in range(1, 40)]
+    sock.close()
+
+
+@pytest.mark.parametrize("data", [
+    b"\xff\xff\xff\xff", framed(b"short"), framed(b"x" * 300), framed(IDENTITY) + struct.pack("<I", STRANGER_LIMIT + 1),
+])  # fmt: skip
+async def test_who_breaks_the_rules_is_disconnected_before_memory_is_taken(unix, data):
+    sock = stranger(unix)
+    sock.sendall(data)
+    assert await asyncio.to_thread(sock.recv, 1) == b""
+    assert len(unix.refused) == 1
+    sock.close()
+
+
+async def test_a_client_that_names_its_identity_again_has_one_connection_the_last(unix):
+    first, second = stranger(unix), stranger(unix)
+    first.sendall(framed(IDENTITY, encode(Request(1, Stats()))))
+    await unix.requests.get()
+    second.sendall(framed(IDENTITY, encode(Request(2, Stats()))))
+    client, _ = await unix.requests.get()
+    assert await asyncio.to_thread(first.recv, 1) == b""
+    unix.send(client, b"yes")
+    assert await asyncio.to_thread(second.recv, 100) == framed(b"yes")
+    for sock in (first, second):
+        sock.close()
+
+
+async def test_a_client_that_does_not_read_is_disconnected_and_the_others_are_served(unix, monkeypatch):
+    monkeypatch.setattr("transfer_queue.net.stream.MAX_UNSENT", 1 << 20)
+    sock = stranger(unix)
+    sock.sendall(framed(IDENTITY, encode(Request(1, Stats()))))
+    client, _ = await unix.requests.get()
+    for _ in range(100):
+        if unix.listener.send(client, bytes(100_000)):
+            unix.listener.flush()
+    assert not unix.listener.send(client, b"")
+    assert "does not read" in unix.refused[0]
+    transport = await SocketTransport.connect(unix.address, name="rank-0", timeout=5)
+    await transport.close()
+    sock.close()
+
+
+# --- frames and endpoints -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

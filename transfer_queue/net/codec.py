@@ -30,17 +30,17 @@ def encode(message: msgspec.Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_request(frame: bytes) -> Request:
+def decode_request(frame: bytes | memoryview) -> Request:
     """Raises Malformed."""
     return _decode(_request_decoder, frame)
 
 
-def decode_response(frame: bytes) -> Response:
+def decode_response(frame: bytes | memoryview) -> Response:
     """Raises Malformed."""
     return _decode(_response_decoder, frame)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder, frame: bytes):
+def _decode(decoder: msgspec.msgpack.Decoder, frame: bytes | memoryview):
     if len(frame) > MAX_FRAME:
         raise Malformed(f"frame of {len(frame)} bytes; the limit is {MAX_FRAME}")
     try:

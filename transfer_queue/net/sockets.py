@@ -73,22 +73,26 @@ class EventSocket:
         self._look_again()
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Raise Invalid for an endpoint that is not served: only ipc on one node, its path short enough."""
+def check_endpoint(endpoint: str, schemes: Sequence[str] = ("ipc",)) -> str:
+    """The path of an endpoint on this node. Raises Invalid for one that is not served, or whose path is too long."""
     scheme, _, path = endpoint.partition("://")
     if scheme == "tcp":
         raise Invalid(f"{endpoint}: tcp is only served with CURVE keys, which this version does not have; use ipc://")
-    if scheme != "ipc" or not path:
-        raise Invalid(f"{endpoint!r} is not an endpoint; expected ipc://PATH")
+    if scheme not in schemes or not path:
+        raise Invalid(f"{endpoint!r} is not an endpoint; expected {' or '.join(f'{name}://PATH' for name in schemes)}")
     if len(os.fsencode(path)) > MAX_IPC_PATH:
         raise Invalid(f"socket path of {len(path)} bytes, the limit is {MAX_IPC_PATH}: {path}; use a shorter directory")
+    return path
 
 
 def bind_private(socket: zmq.Socket, endpoint: str) -> None:
     """Bind an ipc endpoint. Raises Invalid unless its directory is ours and of mode 0700."""
-    check_endpoint(endpoint)
-    directory = Path(endpoint.removeprefix("ipc://")).parent
+    check_private(Path(check_endpoint(endpoint)).parent)
+    socket.bind(endpoint)
+
+
+def check_private(directory: Path) -> None:
+    """Raise Invalid unless only this user can reach what is in `directory`."""
     info = directory.stat()
     if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
         raise Invalid(f"{directory} must belong to uid {os.getuid()} with mode 0700, else others could use the socket")
-    socket.bind(endpoint)

@@ -3,9 +3,11 @@
 Both give the same promise: a request is answered once, whatever happens to the connection or the controller in
 between, or fails by its deadline with an error that names who waited for what, how long, and what to do.
 
-    ZmqTransport: connect -> (HANDSHAKE) Hello -> Welcome -> ready: send pending, and what is asked from now on
-                  lost connection -> not ready; ZeroMQ reconnects -> Hello again -> unanswered requests again,
-                  with the same ids, so that a controller that has already applied one only repeats its reply
+    SocketTransport: link is up -> Hello -> Welcome -> ready: send pending, and what is asked from now on
+                     link is down -> not ready; up again -> Hello again -> unanswered requests again, with the same
+                     ids, so that a controller that has already applied one only repeats its reply
+
+Which link: a Unix stream on one node (net/stream.py, unix://PATH), else ZeroMQ (net/links.py).
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import zmq
-
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
 from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, error_of
+from transfer_queue.net.links import Link, ZmqLink
 from transfer_queue.net.messages import (
     VERSION,
     Bye,
@@ -36,7 +37,8 @@ from transfer_queue.net.messages import (
     Request,
     Welcome,
 )  # fmt: skip
-from transfer_queue.net.sockets import EventSocket, check_endpoint
+from transfer_queue.net.sockets import check_endpoint
+from transfer_queue.net.stream import RECONNECT, StreamLink
 from transfer_queue.net.waiters import Waiters
 
 log = logging.getLogger(__name__)
@@ -46,9 +48,6 @@ GRACE = 30.0
 
 GREET_AGAIN = 1.0
 """Seconds without a Welcome after which Hello is said again on the same connection."""
-
-RECONNECT_MS = 20
-"""A restarted controller is found again within this time."""
 
 MIN_KEY = 32
 """Characters of a key at least (16 bytes in hex): an empty or cut file must not switch authentication off."""
@@ -78,8 +77,8 @@ def ignore(*_: Any) -> None:
     """Callback of those who do not care."""
 
 
-class ZmqTransport:
-    """A DEALER to the controller's ROUTER. Belongs to the loop it was connected in."""
+class SocketTransport:
+    """Talks to a controller in another process. Belongs to the loop, and to the process, that it was connected in."""
 
     def __init__(self, address: dict[str, str], name: str) -> None:
         self.name = name
@@ -89,23 +88,24 @@ class ZmqTransport:
         self.on_lost: Callable[[], None] = ignore
         self._address = address
         self._endpoint = address["socket"]
-        check_endpoint(self._endpoint)
+        check_endpoint(self._endpoint, ("unix", "ipc"))
         self._waiters = Waiters(name, f"the controller of run {address['run']!r} at {self._endpoint}")
         self._key = read_key(address["key_file"])
+        self._process = os.getpid()
         self._ready = False
         self._hello = 0  # id of the Hello under way
         self._greeting: asyncio.TimerHandle | None = None
         self._epoch: int | None = None
         self._broken: QueueError | None = None
         self._lost_at = asyncio.get_running_loop().time()
-        self._open()
+        self._link = self._open()
 
     @classmethod
     async def connect(
         cls, address: dict[str, str], *, name: str, timeout: float = 30.0,
         on_welcome: Callable[[Welcome, bool], None] = ignore, on_push: Callable[[Push], None] = ignore,
         on_lost: Callable[[], None] = ignore,
-    ) -> ZmqTransport:  # fmt: skip
+    ) -> SocketTransport:  # fmt: skip
         """A transport that has been welcomed. Raises DeadlineExceeded, or Invalid for a wrong key or run."""
         transport = cls(address, name)
         transport.on_push, transport.on_lost = on_push, on_lost
@@ -138,9 +138,22 @@ class ZmqTransport:
     async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
         if self._broken is not None:
             raise self._broken
+        if os.getpid() != self._process:
+            raise Disconnected(
+                f"client {self.name!r} was made in process {self._process}, which forked this one: connect anew here"
+            )
         request, waiting = self._waiters.add(body, timeout)
+        try:
+            frame = encode(Request(request, body))
+            if len(frame) > MAX_FRAME:
+                raise Invalid(
+                    f"{type(body).__name__} takes {len(frame)} bytes, the limit is {MAX_FRAME}: send less at once"
+                )
+        except BaseException:
+            del self._waiters.waiting[request]
+            raise
         if self._ready:
-            self._send(Request(request, body))
+            self._ready = self._link.send(frame)
         return await self._waiters.result(request, waiting, self._state)
 
     async def greet(self) -> Welcome:
@@ -150,40 +163,26 @@ class ZmqTransport:
 
     async def close(self) -> None:
         """Say Bye, so that leases and segments are free at once, and disconnect."""
-        if self._broken is None and self._ready:
+        if self._broken is None and self._ready and os.getpid() == self._process:
             try:
                 await self.request(Bye(), timeout=2.0)
             except QueueError as error:
                 log.warning("client %r could not say Bye: %s", self.name, error)
         self._break(Disconnected(f"client {self.name!r} was closed"))
-        self._monitor.close()
-        if not self._socket.socket.closed:
-            self._socket.socket.disable_monitor()
-        self._socket.close(linger_ms=0)
+        self._link.close()
 
-    def _open(self) -> None:
-        socket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, new_identity(self.name))
-        for option, value in (
-            (zmq.IMMEDIATE, 1), (zmq.RECONNECT_IVL, RECONNECT_MS), (zmq.RECONNECT_IVL_MAX, 500), (zmq.LINGER, 0),
-            (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.MAXMSGSIZE, MAX_FRAME),
-        ):  # fmt: skip
-            socket.setsockopt(option, value)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._monitor = EventSocket(monitor, self._on_event)
-        self._socket = EventSocket(socket, self._on_frames)
-        socket.connect(self._endpoint)
+    def _open(self) -> Link:
+        identity, (scheme, _, path) = new_identity(self.name), self._endpoint.partition("://")
+        events = {"on_up": self._greet, "on_down": self._down, "on_frame": self._on_frame}
+        return StreamLink(path, identity, **events) if scheme == "unix" else ZmqLink(self._endpoint, identity, **events)
 
-    def _on_event(self, frames: list[bytes]) -> None:
-        event = int.from_bytes(frames[0][:2], "little")
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._greet()
-        elif self._ready:
+    def _down(self) -> None:
+        if self._ready:
             self._ready = False
-            self._stop_greeting()
             self._lost_at = asyncio.get_running_loop().time()
             self.on_lost()
             log.info("client %r lost its connection to %s", self.name, self._endpoint)
+        self._stop_greeting()
 
     def _greet(self) -> None:
         """Say Hello on this connection, and again until it is answered."""
@@ -193,8 +192,8 @@ class ZmqTransport:
         body = self._hello_body()
         self._hello, _ = self._waiters.add(body, GRACE)
         del self._waiters.waiting[self._hello]  # not sent again like the others: each connection has its own
-        sent = self._send(Request(self._hello, body))
-        pause = GREET_AGAIN if sent else RECONNECT_MS / 1000
+        sent = self._link.send(encode(Request(self._hello, body)))
+        pause = GREET_AGAIN if sent else RECONNECT
         self._greeting = asyncio.get_running_loop().call_later(pause, self._greet)
 
     def _stop_greeting(self) -> None:
@@ -205,9 +204,9 @@ class ZmqTransport:
     def _hello_body(self) -> Hello:
         return Hello(VERSION, self._address["run"], self._key, self.name, os.getpid(), host_id())
 
-    def _on_frames(self, frames: list[bytes]) -> None:
+    def _on_frame(self, frame: bytes | memoryview) -> None:
         try:
-            response = decode_response(frames[-1])
+            response = decode_response(frame)
         except Malformed as error:
             log.error("client %r ignores a malformed frame from the controller: %s", self.name, error)
             return
@@ -236,16 +235,7 @@ class ZmqTransport:
         self._stop_greeting()
         self.on_welcome(reply, again)
         for request in list(self._waiters.waiting):
-            self._send(Request(request, self._waiters.remaining(request)))
-
-    def _send(self, request: Request) -> bool:
-        """Whether there is a connection to send on; if not, it is sent after the next Welcome."""
-        try:
-            self._socket.send([encode(request)])
-        except zmq.Again:
-            self._ready = False
-            return False
-        return True
+            self._ready &= self._link.send(encode(Request(request, self._waiters.remaining(request))))
 
     def _break(self, error: QueueError) -> None:
         """No further request will be answered."""
