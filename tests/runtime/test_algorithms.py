@@ -42,6 +42,8 @@ def test_an_algorithm_trains_the_calculator_job(make_config, script: Path) -> No
     assert all(line["actor/grad_norm"] > 0 for line in lines if line.get("actor/optimizer_steps"))
     if script.stem == "dapo":
         assert all(line["groups/zero_variance"] == 0 for line in lines)
+    if script.stem == "gdpo":
+        assert any(line["critic/score/answered/mean"] > line["critic/score/correct/mean"] for line in lines)
     if script.stem == "ppo":
         assert lines[0]["critic/vf_loss"] > lines[-1]["critic/vf_loss"]
         assert "actor/optimizer_steps" not in lines[1], "the critic warms up"
@@ -50,6 +52,18 @@ def test_an_algorithm_trains_the_calculator_job(make_config, script: Path) -> No
         assert all(line["rows/trained"] == 32 for line in lines), "greedy answers are not trained"
     orders = [order for step in read_batch_log(path / "batches.jsonl") for order in step.orders]
     assert len(set(orders)) == len(orders)
+
+
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+def test_with_the_current_policy_as_the_old_one_a_job_computes_no_log_probs_before_its_updates(
+    make_config, mode: str
+) -> None:
+    chosen = (f"trainer.v1.trainer_mode={mode}", "algorithm.rollout_correction.pi_old=current")
+    path, _ = run(make_config(*SMALL, *chosen, base=()))
+    lines = list(read_metrics(path))
+    assert [line["actor/ppo_kl"] for line in lines if "actor/ppo_kl" in line] == [0.0] * len(lines)
+    assert not any("timing_s/old_log_prob" in line for line in lines)
+    assert lines[-1]["rollout_corr/k3_kl"] > 0.0
 
 
 def test_chosen_steps_are_profiled_on_every_rank_and_role(make_config) -> None:
