@@ -6,8 +6,8 @@ Each class has a `code`, the form in which it crosses the wire.
 from __future__ import annotations
 
 
-class QueueError(Exception):
-    """Base of all errors of this package."""
+class QueueError(RuntimeError):
+    """Base of all errors of this package; a RuntimeError, as programs for TransferQueue expect."""
 
     code = "error"
 
@@ -25,6 +25,12 @@ class NotFound(QueueError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr
         return str(self.args[0]) if self.args else ""
+
+
+class StorageKeyNotFoundError(NotFound):
+    """Rows of a BatchMeta were cleared, and possibly put anew: its serials name rows that are gone."""
+
+    code = "rows_gone"
 
 
 class Conflict(QueueError):
@@ -79,6 +85,7 @@ BY_CODE: dict[str, type[QueueError]] = {
         QueueError,
         Invalid,
         NotFound,
+        StorageKeyNotFoundError,
         Conflict,
         Fenced,
         QueueFull,

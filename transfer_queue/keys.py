@@ -11,6 +11,10 @@ from typing import NamedTuple
 
 from transfer_queue.errors import Invalid
 
+UNNAMED = "\0"
+"""What keys and partitions begin with that nobody named: rows put without keys, loads under way. No listing shows them,
+and no name that a caller gives may begin so."""
+
 
 class RowKey(NamedTuple):
     uid: str

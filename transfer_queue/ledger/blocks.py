@@ -64,6 +64,12 @@ class BlockTable:
         self._partition = partition
         self._segments = segments
 
+    def rename(self, partition: str) -> None:
+        for use in self._segments.use.values():
+            mine = {(partition, number) for name, number in use.blocks if name == self._partition}
+            use.blocks = {block for block in use.blocks if block[0] != self._partition} | mine
+        self._partition = partition
+
     def __getitem__(self, number: int) -> Block:
         block = self.blocks[number]
         assert block is not None

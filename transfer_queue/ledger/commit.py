@@ -10,6 +10,7 @@ from transfer_queue.keys import split_row_key, try_split_row_key
 from transfer_queue.ledger.checks import check_blocks, check_name, check_tag, check_unique, some
 from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
+from transfer_queue.ledger.order import unpacked
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.net.messages import Clear, Commit, Committed, Ok, SessionClose
 
@@ -54,7 +55,10 @@ def commit(ledger: Ledger, m: Commit, now: float) -> Committed:
 def clear(ledger: Ledger, m: Clear, now: float) -> Ok:
     """Remove plain rows. Those of groups go with CommitStep or Drop; unknown keys are no error."""
     p = ledger.partition(m.partition)
-    rows = [p.rows.ids[key] for key in dict.fromkeys(m.keys) if key in p.rows.ids]
+    rows = [p.rows.ids[key] for key in m.keys if key in p.rows.ids]
+    if m.rows:
+        rows += [row for row in p.rows.order.find(unpacked(m.rows)).tolist() if row >= 0]
+    rows = list(dict.fromkeys(rows))
     owned = [p.rows.keys[row] for row in rows if (owner := p.rows.owner[row]) is not None and owner.state != "trained"]
     if owned:
         raise Conflict(f"{some(owned)} belong to groups that are not done; ack or drop the groups instead")
@@ -83,6 +87,8 @@ def _check_form(m: Commit) -> None:
 
 def _plan_rows(p: Partition, m: Commit, lease: HeldLease | None) -> _Plan:
     plan = _Plan()
+    if m.rows:
+        _check_rows(p, m)
     for key in m.keys:
         row = p.rows.ids.get(key)
         place = _place(p, key, row, lease)
@@ -93,6 +99,13 @@ def _plan_rows(p: Partition, m: Commit, lease: HeldLease | None) -> _Plan:
         plan.rows.append(row)
         plan.places.append(place)
     return plan
+
+
+def _check_rows(p: Partition, m: Commit) -> None:
+    """The rows that the writer means are the ones that have the keys now."""
+    rows = p.rows.order.require(unpacked(m.rows), p.name)
+    if [p.rows.keys[row] for row in rows.tolist()] != m.keys:
+        raise Invalid(f"{len(m.keys)} keys and {len(rows)} serials do not name the same rows")
 
 
 def _place(p: Partition, key: str, row: int | None, lease: HeldLease | None) -> tuple[Group, int | None] | None:

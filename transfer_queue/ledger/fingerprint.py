@@ -28,7 +28,7 @@ def logical_form(ledger: Ledger) -> object:
     """The state as plain values."""
     leases = ledger.leases
     return {
-        "life": [leases.epoch, leases.counter, ledger.run, ledger.now],
+        "life": [leases.epoch, leases.counter, ledger.run, ledger.now, ledger.serials.next],
         "leases": [
             [x.token, x.partition, x.task, x.holder, x.granted, x.deadline, sorted(x.groups)]
             for x in sorted(leases.held.values(), key=lambda x: x.token.counter)
@@ -43,6 +43,7 @@ def _partition(p: Partition) -> object:
         "tasks": p.tasks,
         "credit": [p.max_groups, p.max_bytes],
         "rows": {key: _row(p.rows, row) for key, row in p.rows.ids.items()},
+        "consumption": p.consumption.logical_form(p.rows.order),
         "groups": {uid: _group(p.rows, group) for uid, group in p.groups.items()},
         "states": {state: list(groups) for state, groups in p.by_state.items()},
         "leasable": [sorted(p.pending), sorted(p.suspects), {name: sorted(queue) for name, queue in p.ready.items()}],
@@ -61,7 +62,8 @@ def _row(rows: RowTable, row: int) -> object:
         if place.block[row] >= 0
     }
     owner = rows.owner[row]
-    return [rows.tags[row], owner.uid if owner is not None else None, fields]
+    serial = int(rows.order.serial_of[row])
+    return [serial, rows.tags[row], owner.uid if owner is not None else None, fields]
 
 
 def _group(rows: RowTable, group: Group) -> object:

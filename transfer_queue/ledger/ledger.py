@@ -6,11 +6,12 @@ controller comes back after its death.
     ledger.py       what can be asked and changed; one function per kind of mutation, in
     admission.py      OpenPartition, Admit
     commit.py         Commit, Clear
+    consuming.py      Consume, ResetConsumption, ClearPartition, AdoptPartitions
     leasing.py        Lease, Renew, Ack, Nack, Drop, ReleaseHolder, Expire
     trainer.py        OpenTrainer, CommitStep, LoseSegments
-    queries.py      the answers to Lookup, ListKeys, Watch, Stats
+    queries.py      the answers to Lookup, Find, ListKeys, Watch, Stats
     partition.py    groups and the moves between their states
-    rows.py blocks.py seen.py ready.py changes.py groups.py leases.py    the tables all this stands on
+    rows.py order.py consumption.py blocks.py seen.py ready.py changes.py groups.py leases.py    the tables all this stands on
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from transfer_queue.errors import Invalid, NotFound, QueueError
-from transfer_queue.ledger import admission, commit, leasing, queries, trainer
+from transfer_queue.ledger import admission, commit, consuming, leasing, queries, trainer
 from transfer_queue.ledger.blocks import Segments
 from transfer_queue.ledger.checks import explain
 from transfer_queue.ledger.fingerprint import fingerprint
 from transfer_queue.ledger.leases import LeaseBook
+from transfer_queue.ledger.order import Serials
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.net import messages as m
 
@@ -46,6 +48,7 @@ class Ledger:
         self.run = ""
         self.partitions: dict[str, Partition] = {}
         self.segments = Segments()
+        self.serials = Serials()
         self.leases = LeaseBook(epoch)
         self._change_log = change_log
         self.now = 0.0
@@ -122,6 +125,10 @@ class Ledger:
         """Where rows lie; missing keys are left out. Raises NotFound for a partition, or a field that a row lacks."""
         return queries.lookup(self.partition(partition), keys, fields)
 
+    def find(self, query: m.Find) -> m.Rows:
+        """Rows with their serials. Raises NotFound for a partition, StorageKeyNotFoundError for serials that are gone."""
+        return consuming.find(self.partition(query.partition), query)
+
     def listing(self, partition: str | None = None) -> m.Listing:
         """Keys and tags of the visible rows, of one partition or all."""
         names = list(self.partitions) if partition is None else [partition]
@@ -158,7 +165,7 @@ class Ledger:
 
     def find_or_new(self, name: str) -> Partition:
         """The partition of this name, or a new one that is not in the ledger before `keep`."""
-        return self.partitions.get(name) or Partition(name, self.segments, self.leases, self._change_log)
+        return self.partitions.get(name) or Partition(name, self.segments, self.leases, self.serials, self._change_log)
 
     def keep(self, partition: Partition) -> None:
         self.partitions[partition.name] = partition
@@ -169,6 +176,10 @@ _APPLY: dict[type, Callable[[Ledger, Any, float], m.Reply]] = {
     m.Admit: admission.admit,
     m.Commit: commit.commit,
     m.Clear: commit.clear,
+    m.ClearPartition: consuming.clear_partition,
+    m.AdoptPartitions: consuming.adopt,
+    m.Consume: consuming.consume,
+    m.ResetConsumption: consuming.reset,
     m.Lease: leasing.lease,
     m.Renew: leasing.renew,
     m.Ack: leasing.ack,

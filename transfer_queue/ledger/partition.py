@@ -17,8 +17,10 @@ from collections import Counter
 from transfer_queue.errors import Fenced, NotFound
 from transfer_queue.ledger.blocks import Segments
 from transfer_queue.ledger.changes import ChangeLog
+from transfer_queue.ledger.consumption import Consumption
 from transfer_queue.ledger.groups import OUTSTANDING, PROMPT_LOST, Group
 from transfer_queue.ledger.leases import HeldLease, LeaseBook
+from transfer_queue.ledger.order import Serials
 from transfer_queue.ledger.ready import ReadyQueue
 from transfer_queue.ledger.rows import RowTable
 from transfer_queue.ledger.seen import SeenUids
@@ -40,12 +42,13 @@ class Partition:
     - A group has at most one lease, whatever the task.
     """
 
-    def __init__(self, name: str, segments: Segments, leases: LeaseBook, change_log: int) -> None:
+    def __init__(self, name: str, segments: Segments, leases: LeaseBook, serials: Serials, change_log: int) -> None:
         self.name = name
         self.tasks: dict[str, TaskSpec] = {}
         self.max_groups = 0
         self.max_bytes = 0
-        self.rows = RowTable(name, segments)
+        self.rows = RowTable(name, segments, serials)
+        self.consumption = Consumption()
         self.groups: dict[str, Group] = {}
         self.seen = SeenUids()
         self.by_state: dict[GroupState, dict[str, Group]] = {state: {} for state in (*OUTSTANDING, "trained")}
@@ -62,6 +65,11 @@ class Partition:
         self.next_order = 0
         self.incarnation = 0
         self.committed = -1
+
+    def rename(self, name: str) -> None:
+        """Only for a partition without leases: their book knows it by name."""
+        self.name = name
+        self.rows.blocks.rename(name)
 
     # --- views ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 
 from transfer_queue.errors import NotFound
+from transfer_queue.keys import UNNAMED
 from transfer_queue.ledger.checks import some
 from transfer_queue.ledger.groups import OUTSTANDING
 from transfer_queue.ledger.partition import Partition
@@ -16,7 +17,7 @@ from transfer_queue.net.messages import Changes, FieldPlace, Located, PartitionS
 
 def lookup(p: Partition, keys: Sequence[str], fields: Sequence[str] | None) -> Located:
     """Where rows lie; keys that are missing or hidden are left out. Raises NotFound for a field that a row lacks."""
-    found = [(key, row) for key in keys if (row := p.rows.ids.get(key)) is not None and not _hidden(p, row)]
+    found = [(key, row) for key in keys if (row := p.rows.ids.get(key)) is not None and not hidden(p, row)]
     rows = [row for _, row in found]
     names = p.rows.common_fields(rows) if fields is None else list(dict.fromkeys(fields))
     at = np.asarray(rows, np.int64)
@@ -29,19 +30,34 @@ def lookup(p: Partition, keys: Sequence[str], fields: Sequence[str] | None) -> L
                 f"for have {p.rows.common_fields(rows)}"
             )
         block_of[name] = p.rows.places[name].block[at]
+    return _located(p, [key for key, _ in found], at, block_of)
+
+
+def placed(p: Partition, rows: np.ndarray, names: Sequence[str]) -> Located:
+    """Where those of these fields lie that some row has; the block is -1 where one has not."""
+    block_of = {name: p.rows.places[name].block[rows] for name in names if name in p.rows.places}
+    block_of = {name: block for name, block in block_of.items() if (block >= 0).any()}
+    return _located(p, [p.rows.keys[row] for row in rows.tolist()], rows, block_of)
+
+
+def _located(p: Partition, keys: list[str], rows: np.ndarray, block_of: dict[str, np.ndarray]) -> Located:
     used = np.unique(np.concatenate(list(block_of.values()))) if block_of else np.empty(0, np.int32)
+    used = used[used >= 0]
     places = [
-        FieldPlace(name, _packed(np.searchsorted(used, block)), _packed(p.rows.places[name].index[at]))
+        FieldPlace(
+            name,
+            _packed(np.where(block >= 0, np.searchsorted(used, block), -1)),
+            _packed(p.rows.places[name].index[rows]),
+        )
         for name, block in block_of.items()
     ]
     blocks = [p.rows.blocks[number] for number in used.tolist()]
-    tags = [p.rows.tags[row] for row in rows]
-    return Located(keys=[key for key, _ in found], tags=tags, blocks=blocks, places=places)
+    return Located(keys=keys, tags=[p.rows.tags[row] for row in rows.tolist()], blocks=blocks, places=places)
 
 
 def listing(p: Partition) -> dict[str, Tag]:
     """Keys and tags of the visible rows."""
-    return {key: p.rows.tags[row] for key, row in p.rows.ids.items() if not _hidden(p, row)}
+    return {key: p.rows.tags[row] for key, row in p.rows.ids.items() if not (key.startswith(UNNAMED) or hidden(p, row))}
 
 
 def changes(p: Partition, since: int) -> Changes:
@@ -86,7 +102,8 @@ def situation(p: Partition, now: float) -> str:
     return "; ".join(parts)
 
 
-def _hidden(p: Partition, row: int) -> bool:
+def hidden(p: Partition, row: int) -> bool:
+    """Whether the row's group was trained: readers do not see it."""
     owner = p.rows.owner[row]
     return owner is not None and owner.state == "trained"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_queue.ledger.blocks import BlockTable, Segments
+from transfer_queue.ledger.order import RowOrder, Serials
 from transfer_queue.net.messages import Block, Tag
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class RowTable:
     so they can be handed out.
     """
 
-    def __init__(self, partition: str, segments: Segments) -> None:
+    def __init__(self, partition: str, segments: Segments, serials: Serials) -> None:
+        self.order = RowOrder(serials)
         self.ids: dict[str, int] = {}
         self.keys: list[str] = []
         self.tags: list[Tag] = []
@@ -56,6 +58,7 @@ class RowTable:
             if row == self._capacity:
                 self._grow()
         self.ids[key] = row
+        self.order.add(row)
         return row
 
     def write(self, block: Block, rows: Sequence[int], index: Sequence[int] | None = None) -> None:
@@ -82,6 +85,7 @@ class RowTable:
         if not rows:
             return
         self.strip(rows)
+        self.order.erase(np.asarray(rows, np.int64))
         for row in rows:
             del self.ids[self.keys[row]]
             self.keys[row], self.tags[row], self.owner[row] = "", {}, None

@@ -165,11 +165,49 @@ class Commit(Message, tag=True):
     closes: list[SessionClose] = []
     sealed: list[int] = []  # segments that this writer has finished with
     want: int = 0  # bytes of further segments wanted in the reply
+    rows: bytes = b""  # int64 serials the keys must have: RowsGone if a key now names another row, or none
 
 
 class Clear(Message, tag=True):
+    """Remove plain rows, by key and (`rows`: int64 serials) by serial; those that are gone are no error."""
+
     partition: str
     keys: list[str]
+    rows: bytes = b""
+
+
+class ClearPartition(Message, tag=True):
+    """Remove all plain rows of a partition and what its tasks consumed; without groups and tasks, itself too."""
+
+    partition: str
+
+
+class AdoptPartitions(Message, tag=True):
+    """The end of a load: partitions that were filled under other names get their own, all at once; those that had them
+    go. `names`: by the name they were filled under. `consumed`: by that name and task, serials of rows."""
+
+    names: dict[str, str]
+    consumed: dict[str, dict[str, bytes]] = {}
+
+
+class Consume(Message, tag=True):
+    """Written by the controller when it serves a Fetch: `rows` (int64 serials, in order) are the answer, `taken` are
+    consumed by the task, `remember` are answers to fetches still to come, by the sampler's key. So a replay depends on
+    no sampler. Refused from clients."""
+
+    partition: str
+    task: str
+    fields: list[str]
+    rows: bytes
+    taken: bytes
+    remember: dict[str, bytes] = {}
+
+
+class ResetConsumption(Message, tag=True):
+    """The task (None: every task) has consumed nothing in this partition."""
+
+    partition: str
+    task: str | None = None
 
 
 class Lease(Message, tag=True):
@@ -272,6 +310,10 @@ Mutation = (
     | Admit
     | Commit
     | Clear
+    | ClearPartition
+    | AdoptPartitions
+    | Consume
+    | ResetConsumption
     | Lease
     | Renew
     | Ack
@@ -312,6 +354,33 @@ class Lookup(Message, tag=True):
     fields: list[str] | None = None
 
 
+class Find(Message, tag=True):
+    """Rows of a partition with their serials: those of `keys` (missing ones are left out), those of `rows` (serials;
+    RowsGone if one is gone), or up to `count` after serial `after` (0: all). `fields` None = all the partition has;
+    `task`: tell what it consumed; `located`: tell where the fields lie. Answer: Rows."""
+
+    partition: str
+    keys: list[str] | None = None
+    rows: bytes | None = None
+    fields: list[str] | None = None
+    task: str = ""
+    after: int = -1
+    count: int = 0
+    located: bool = False
+
+
+class Fetch(Message, tag=True):
+    """`count` rows that have all `fields` and that `task` has not consumed, chosen by the controller's sampler (which
+    gets `sampling`); they are consumed at once. Waits for them. Answer: Rows."""
+
+    partition: str
+    task: str
+    fields: list[str]
+    count: int
+    sampling: dict[str, Any] = {}
+    wait: float = 0.0
+
+
 class ListKeys(Message, tag=True):
     partition: str | None = None
 
@@ -350,7 +419,7 @@ class SegmentsMade(Message, tag=True):
     error: str = ""
 
 
-Query = Hello | Bye | Lookup | ListKeys | Watch | Stats | SegmentRequest | RegisterUnit | SegmentsMade
+Query = Hello | Bye | Lookup | Find | Fetch | ListKeys | Watch | Stats | SegmentRequest | RegisterUnit | SegmentsMade
 
 
 # --- replies ----------------------------------------------------------------------------------------------------
@@ -391,6 +460,27 @@ class Located(Message, tag=True):
     blocks: list[Block]
     places: list[FieldPlace]
     units: list[UnitInfo] = []
+
+
+class FieldSchema(Message, array_like=True):
+    """What the first row that has it says of a field; see Block."""
+
+    field: str
+    kind: Literal["dense", "ragged", "object"]
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Rows(Message, tag=True):
+    """Rows in the order asked, else in that of their serials. `have`: per field of `schema`, one byte a row."""
+
+    rows: bytes = b""  # int64 little-endian: serials, unique over all partitions and lives, never used again
+    keys: list[str] = []
+    tags: list[Tag] = []
+    schema: list[FieldSchema] = []
+    have: list[bytes] = []
+    consumed: bytes = b""  # one byte a row
+    located: Located | None = None  # of the rows and fields above; block -1 where a row has no such field
 
 
 class Leased(Message, tag=True):
@@ -462,7 +552,19 @@ class Keep(Message, tag=True):
 
 
 Reply = (
-    Ok | Failed | Welcome | Committed | Located | Leased | Listing | Changes | QueueStats | Granted | Restored | Keep
+    Ok
+    | Failed
+    | Welcome
+    | Committed
+    | Located
+    | Rows
+    | Leased
+    | Listing
+    | Changes
+    | QueueStats
+    | Granted
+    | Restored
+    | Keep
 )
 
 

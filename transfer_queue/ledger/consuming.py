@@ -1,0 +1,158 @@
+"""Rows by serial: what the low-level client asks for, consumes and clears."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_queue.errors import Conflict, Invalid, NotFound
+from transfer_queue.ledger.checks import check_name
+from transfer_queue.ledger.order import packed, unpacked
+from transfer_queue.ledger.partition import Partition
+from transfer_queue.ledger.queries import hidden, placed
+from transfer_queue.net.messages import (
+    AdoptPartitions,
+    ClearPartition,
+    Consume,
+    FieldSchema,
+    Find,
+    Ok,
+    ResetConsumption,
+    Rows,
+)
+
+if TYPE_CHECKING:
+    from transfer_queue.ledger.ledger import Ledger
+
+
+# --- questions -----------------------------------------------------------------------------------------------------
+
+
+def find(p: Partition, m: Find) -> Rows:
+    """Rows by key, by serial, or page by page. Raises StorageKeyNotFoundError, Invalid."""
+    if m.rows is not None:
+        rows = p.rows.order.require(unpacked(m.rows), p.name)
+    elif m.keys is not None:
+        found = (p.rows.ids.get(key) for key in m.keys)
+        rows = np.asarray([row for row in found if row is not None and not hidden(p, row)], np.int64)
+    else:
+        rows = p.rows.order.after(m.after, max(0, m.count))[1]
+        if p.groups:
+            rows = np.asarray([row for row in rows.tolist() if not hidden(p, row)], np.int64)
+    return describe(p, rows, m.fields, m.task, located=m.located)
+
+
+def describe(
+    p: Partition, rows: np.ndarray, fields: Sequence[str] | None, task: str = "", *, located: bool = False
+) -> Rows:
+    """These rows as an answer; fields that the partition does not have are in no row."""
+    names = [name for name in (sorted(p.rows.places) if fields is None else dict.fromkeys(fields))]
+    there = {name: p.rows.places[name].block[rows] >= 0 for name in names if name in p.rows.places}
+    serials = p.rows.order.serial_of[rows]
+    ids = rows.tolist()
+    schema = [_schema(p, name, rows, there.get(name)) for name in names]
+    if fields is None:  # only those that some row has
+        kept = [i for i, one in enumerate(schema) if one.dtype]
+        schema, names = [schema[i] for i in kept], [names[i] for i in kept]
+    return Rows(
+        rows=packed(serials),
+        keys=[p.rows.keys[row] for row in ids],
+        tags=[p.rows.tags[row] for row in ids],
+        schema=schema,
+        have=[there[name].tobytes() if name in there else bytes(len(ids)) for name in names],
+        consumed=p.consumption.flags(task, serials, rows).tobytes() if task else b"",
+        located=placed(p, rows, names) if located else None,
+    )
+
+
+def ready(p: Partition, task: str, fields: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Serials and ids of plain rows that have all the fields and that the task has not consumed."""
+    serials, rows = p.consumption.unconsumed(p.rows.order, task)
+    mask = np.ones(len(rows), bool)
+    for name in fields:
+        place = p.rows.places.get(name)
+        mask &= place.block[rows] >= 0 if place is not None else False
+    if p.groups:
+        mask &= np.asarray([p.rows.owner[row] is None for row in rows.tolist()], bool)
+    return serials[mask], rows[mask]
+
+
+def _schema(p: Partition, name: str, rows: np.ndarray, there: np.ndarray | None) -> FieldSchema:
+    """By the first of the rows that has the field; without dtype if none has."""
+    if there is None or not there.any():
+        return FieldSchema(name, "dense", "", ())
+    block = p.rows.blocks[int(p.rows.places[name].block[rows[int(there.argmax())]])]
+    return FieldSchema(name, block.kind, block.dtype, block.shape)
+
+
+# --- changes -------------------------------------------------------------------------------------------------------
+
+
+def consume(ledger: Ledger, m: Consume, now: float) -> Rows:
+    p = ledger.partition(m.partition)
+    order = p.rows.order
+    rows = order.require(unpacked(m.rows), p.name)
+    taken = unpacked(m.taken)
+    remembered = {key: unpacked(serials) for key, serials in m.remember.items()}
+    p.consumption.take(m.task, taken, order.find(taken))
+    if remembered:
+        p.consumption.remember(m.task, remembered, order)
+    return describe(p, rows, m.fields, m.task)
+
+
+def reset(ledger: Ledger, m: ResetConsumption, now: float) -> Ok:
+    p = ledger.partition(m.partition)
+    p.consumption.reset(None if m.task is None else [m.task])
+    return Ok()
+
+
+def clear_partition(ledger: Ledger, m: ClearPartition, now: float) -> Ok:
+    """Raises NotFound for an unknown one, Conflict if groups in it are not done."""
+    p = ledger.partition(m.partition)
+    _check_no_groups(p, "clear it")
+    p.rows.erase(list(p.rows.ids.values()))
+    p.consumption.reset()
+    if not p.tasks and not p.groups:
+        del ledger.partitions[m.partition]
+    return Ok()
+
+
+def adopt(ledger: Ledger, m: AdoptPartitions, now: float) -> Ok:
+    """Raises NotFound, Invalid, or Conflict if one of the partitions has groups or tasks."""
+    if len(set(m.names.values())) != len(m.names):
+        raise Invalid(f"two partitions cannot get one name: {sorted(m.names.values())}")
+    for staged, name in m.names.items():
+        check_name("partition", name)
+        _check_plain(ledger.partition(staged))
+        if name in ledger.partitions:
+            _check_plain(ledger.partitions[name])
+    consumed = {
+        staged: {task: unpacked(serials) for task, serials in tasks.items()} for staged, tasks in m.consumed.items()
+    }
+    if unknown := sorted(set(consumed) - set(m.names)):
+        raise NotFound(f"no partition among those loaded is {unknown[0]!r}")
+    for staged, name in m.names.items():
+        old = ledger.partitions.pop(name, None)
+        if old is not None:
+            old.rows.erase(list(old.rows.ids.values()))
+        p = ledger.partitions.pop(staged)
+        p.rename(name)
+        ledger.partitions[name] = p
+        for task, serials in consumed.get(staged, {}).items():
+            p.consumption.take(task, serials, p.rows.order.find(serials))
+    return Ok()
+
+
+def _check_plain(p: Partition) -> None:
+    if p.tasks or p.groups:
+        raise Conflict(f"partition {p.name!r} has tasks or groups; only plain rows can be loaded over")
+
+
+def _check_no_groups(p: Partition, what: str) -> None:
+    open_groups = sum(group.state != "trained" for group in p.groups.values())
+    if p.groups:
+        raise Conflict(
+            f"partition {p.name!r} has {len(p.groups)} groups ({open_groups} not done); ack or drop them before you {what}"
+        )

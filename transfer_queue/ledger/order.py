@@ -1,0 +1,123 @@
+"""The rows of a partition by serial: the number that names a row for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.errors import Invalid, StorageKeyNotFoundError
+
+FIRST_CAPACITY = 64
+
+
+class Serials:
+    """The next serial, of all partitions together. Serials only grow, over all lives of the controller."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+
+class RowOrder:
+    """Row ids by serial, which is the order in which rows were made.
+
+    Invariants: `serial_of[r]` is the serial of the live row r, -1 for a dead one; the log holds every live row once, by
+    ascending serial; rows that died since are skipped, and swept when they are the majority. A serial is looked up in
+    O(log rows).
+    """
+
+    def __init__(self, serials: Serials) -> None:
+        self.serial_of = np.full(FIRST_CAPACITY, -1, np.int64)  # by row id
+        self._serials = serials
+        self._log_serial = np.empty(FIRST_CAPACITY, np.int64)
+        self._log_row = np.empty(FIRST_CAPACITY, np.int32)
+        self._end = 0
+        self._dead = 0
+
+    def add(self, row: int) -> None:
+        """Give a new row the next serial."""
+        if row >= len(self.serial_of):
+            self.serial_of = _grown(self.serial_of, max(2 * len(self.serial_of), row + 1), -1)
+        if self._end == len(self._log_row):
+            self._sweep_or_grow()
+        serial = self._serials.take()
+        self.serial_of[row] = self._log_serial[self._end] = serial
+        self._log_row[self._end] = row
+        self._end += 1
+
+    def add_known(self, row: int, serial: int) -> None:
+        """`add`, with a serial from a snapshot. They must come in ascending order."""
+        self._serials.next = serial
+        self.add(row)
+
+    def next_serial(self) -> int:
+        """What no row made so far has reached."""
+        return self._serials.next
+
+    def erase(self, rows: np.ndarray) -> None:
+        self.serial_of[rows] = -1
+        self._dead += len(rows)
+
+    def after(self, serial: int, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Live rows of higher serial, at most `count` (0: all): serials (int64) and ids, ascending."""
+        at = int(np.searchsorted(self._log_serial[: self._end], serial, side="right"))
+        need = count or self._end
+        picked = [np.empty(0, np.int64)]
+        while at < self._end and need > 0:
+            stop = min(self._end, at + max(need, 1024))
+            rows = self._log_row[at:stop]
+            live = np.flatnonzero(self.serial_of[rows] == self._log_serial[at:stop])[:need]
+            picked.append(live + at)
+            need, at = need - len(live), stop
+        where = np.concatenate(picked)
+        return self._log_serial[where], self._log_row[where].astype(np.int64)
+
+    def find(self, serials: np.ndarray) -> np.ndarray:
+        """Row ids of serials; -1 for rows that are gone."""
+        if not self._end or not len(serials):
+            return np.full(len(serials), -1, np.int64)
+        at = np.minimum(np.searchsorted(self._log_serial[: self._end], serials), self._end - 1)
+        rows = self._log_row[at].astype(np.int64)
+        known = (self._log_serial[at] == serials) & (self.serial_of[rows] == serials)
+        return np.where(known, rows, -1)
+
+    def require(self, serials: np.ndarray, partition: str) -> np.ndarray:
+        """Row ids of serials. Raises StorageKeyNotFoundError if one is gone."""
+        rows = self.find(serials)
+        if (rows < 0).any():
+            gone = serials[rows < 0]
+            raise StorageKeyNotFoundError(
+                f"rows {gone[:5].tolist()} of partition {partition!r} ({len(gone)} of {len(serials)} asked for) were "
+                "cleared since this batch was made; retrieve its metadata again"
+            )
+        return rows
+
+    def _sweep_or_grow(self) -> None:
+        serials, rows = self._log_serial[: self._end], self._log_row[: self._end]
+        if 2 * self._dead > self._end:
+            live = self.serial_of[rows] == serials
+            self._end, self._dead = int(live.sum()), 0
+            self._log_serial[: self._end], self._log_row[: self._end] = serials[live], rows[live]
+            return
+        self._log_serial = _grown(serials, 2 * self._end, 0)
+        self._log_row = _grown(rows, 2 * self._end, 0)
+
+
+def _grown(array: np.ndarray, size: int, fill: int) -> np.ndarray:
+    bigger = np.full(size, fill, array.dtype)
+    bigger[: len(array)] = array
+    return bigger
+
+
+def packed(serials: np.ndarray) -> bytes:
+    """Serials as they are in messages."""
+    return np.asarray(serials, np.dtype("<i8")).tobytes()
+
+
+def unpacked(data: bytes) -> np.ndarray:
+    """The serials of a message. Raises Invalid if it is cut."""
+    if len(data) % 8:
+        raise Invalid(f"serials are 8 bytes each, got {len(data)} bytes")
+    return np.frombuffer(data, np.dtype("<i8"))
