@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from transfer_queue.errors import Invalid
+from transfer_queue.storage.filesystems import IN_MEMORY, is_shared, kind_of
+
+log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
 
@@ -22,46 +27,104 @@ _CGROUP_LIMITS = (
 def choose_storage(storage_dir: str | Path | None, units: int, unit_budget: int | None) -> tuple[Path, int]:
     """Parent directory for storage and the budget of each unit.
 
-    Without `storage_dir`: /dev/shm if it has the room, else the temporary directory. Raises Invalid, saying what to
-    change, if the directory is missing, not writable, or too full for the budget asked.
+    Without `storage_dir`: /dev/shm if it has the room beside Ray's object store, else the temporary directory. Raises
+    Invalid, saying what to change, if the directory is missing, not writable, shared with other machines, or too full
+    for the budget asked.
     """
     need = units * (unit_budget or 64 << 20)
-    if storage_dir is not None:
-        parent = Path(storage_dir).absolute()
-    else:
-        parent = SHM if _usable(SHM) and free_bytes(SHM) >= need else Path(tempfile.gettempdir())
+    parent = Path(storage_dir).absolute() if storage_dir is not None else _default_parent(need)
     if not _usable(parent):
         raise Invalid(f"storage directory {parent} does not exist or is not writable; make it, or set storage_dir")
-    free = free_bytes(parent)
-    budget = unit_budget or min(DEFAULT_BUDGET, free // (4 * units))
-    if free < need:
+    if is_shared(parent):
         raise Invalid(
-            f"{parent} has {free >> 20} MiB free (memory limits included), {units} storage units need "
-            f"{need >> 20} MiB; lower unit_budget_bytes, enlarge it (mount -o remount,size=...), or set storage_dir"
+            f"storage directory {parent} is on {kind_of(parent)}, which other machines may share: segments are mapped, "
+            "and a mapping does not show what another machine writes; set storage_dir to a local disk or /dev/shm"
+        )
+    free = free_bytes(parent)
+    budget = unit_budget or min(DEFAULT_BUDGET, beside_ray(parent) // (4 * units))
+    if free < need or budget <= 0:
+        raise Invalid(
+            f"{parent} has {free >> 20} MiB free ({_what_counts(parent)}), {units} storage units need {need >> 20} "
+            f"MiB; lower unit_budget_bytes, enlarge it ({_how_to_enlarge(parent)}), or set storage_dir to another disk"
         )
     return parent, budget
 
 
 def free_bytes(directory: Path) -> int:
-    """Bytes that may still be written: free space, and for a tmpfs not more than the memory limit leaves."""
+    """Bytes that may still be written: free space, and in memory not more than the cgroup's limit leaves."""
     info = os.statvfs(directory)
     free = info.f_bavail * info.f_frsize
-    if not _is_tmpfs(directory):
+    if kind_of(directory) not in IN_MEMORY:
         return free
+    limit = memory_limit()
+    if limit is not None:
+        free = min(free, max(0, limit[0] - limit[1]))
+    return free
+
+
+def beside_ray(directory: Path) -> int:
+    """`free_bytes` without what Ray's object stores on this machine may still take of it."""
+    return max(0, free_bytes(directory) - (ray_store_bytes() if directory == SHM else 0))
+
+
+def memory_limit() -> tuple[int, int] | None:
+    """(limit, used) bytes of this process' cgroup: files in memory count there. None without a limit."""
     for limit_file, used_file in _CGROUP_LIMITS:
         try:
-            limit, used = int(limit_file.read_text()), int(used_file.read_text())
+            return int(limit_file.read_text()), int(used_file.read_text())
         except (OSError, ValueError):  # not this cgroup version, or "max"
             continue
-        free = min(free, max(0, limit - used))
-    return free
+    return None
+
+
+def ray_store_bytes(processes: Iterable[Path] | None = None) -> int:
+    """Bytes of /dev/shm that the object stores of Ray's nodes on this machine may take: it fills as it is used, so the
+    free space does not show it."""
+    found = 0
+    for process in Path("/proc").glob("[0-9]*") if processes is None else processes:
+        try:
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is not ours to read
+            continue
+        if not arguments[0].endswith(b"/raylet"):
+            continue
+        options = dict(a.removeprefix(b"--").split(b"=", 1) for a in arguments if b"=" in a)
+        if options.get(b"plasma_directory", b"/dev/shm") == b"/dev/shm":
+            size = options.get(b"object_store_memory", b"")
+            found += int(size) if size.isdigit() else 0
+    return found
+
+
+def _default_parent(need: int) -> Path:
+    temporary = Path(tempfile.gettempdir())
+    if not _usable(SHM):
+        return temporary
+    if (free := beside_ray(SHM)) >= need:
+        return SHM
+    log.warning(
+        "%s has %d MiB to spare (%s) and %d MiB are needed: segments go to %s. Enlarge it "
+        "(%s), or set storage_dir",
+        SHM, free >> 20, _what_counts(SHM), need >> 20, temporary, _how_to_enlarge(SHM),
+    )  # fmt: skip
+    return temporary
+
+
+def _what_counts(directory: Path) -> str:
+    if kind_of(directory) not in IN_MEMORY:
+        return "disk"
+    parts = ["tmpfs"]
+    if (limit := memory_limit()) is not None:
+        parts.append(f"memory limit of the cgroup {limit[0] >> 20} MiB, {limit[1] >> 20} used")
+    if directory == SHM and (ray := ray_store_bytes()):
+        parts.append(f"Ray's object store may take {ray >> 20} MiB of it")
+    return ", ".join(parts)
+
+
+def _how_to_enlarge(directory: Path) -> str:
+    if kind_of(directory) not in IN_MEMORY:
+        return "remove other files"
+    return "docker run --shm-size=..., an emptyDir of medium Memory in a pod, or mount -o remount,size=..."
 
 
 def _usable(directory: Path) -> bool:
     return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
-
-
-def _is_tmpfs(directory: Path) -> bool:
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    above = [m for m in mounts if directory == Path(m[1]) or Path(m[1]) in directory.parents]
-    return bool(above) and max(above, key=lambda m: len(m[1]))[2] == "tmpfs"
