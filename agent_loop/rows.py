@@ -25,10 +25,15 @@ RAGGED_FIELDS: dict[str, type[np.generic]] = {
     "response_mask": np.int64, "rollout_log_probs": np.float32, "weight_versions": np.int32, "rm_scores": np.float32,
 }  # fmt: skip
 
+TEACHER_FIELD = "teacher_log_prob"
+"""float32[R], of a row that a teacher's servers scored before it was put (agent_loop/teacher.py)."""
+
 MAX_COMPONENTS = 8
 """Named parts of a score that travel with a row, to the trainer, which sees a bounded number of bytes of each."""
 
-_OWN_FIELDS = frozenset((*RAGGED_FIELDS, *COPIED_FIELDS, "uid", "num_turns", "metrics", "reward_extra_info"))
+_OWN_FIELDS = frozenset(
+    (*RAGGED_FIELDS, *COPIED_FIELDS, TEACHER_FIELD, "uid", "num_turns", "metrics", "reward_extra_info")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 the agent's own    an exception in the loop, a tool or the reward → `Failed`, closes the session with the reason
 infrastructure     no LLM server answers, the run stops           → `Interrupted`, the group goes back
+
+With a teacher (agent_loop/teacher.py) its log-probs are one more column of the rows; waiting for them is not the
+agent's time.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from agent_loop.rendering.chat import ChatTokenizer
 from agent_loop.rewards import RewardError, RewardFunction, finite_score, score_components
 from agent_loop.rows import SessionRows, session_rows
 from agent_loop.seeds import derive_seed
+from agent_loop.teacher import Teacher
 from agent_loop.tools.base import Tool
 from agent_loop.trajectory import Trajectory
 
@@ -62,6 +66,7 @@ class SessionRunner:
     seeded: bool = True
     timeout: float = 3600.0
     on_span: SpanSink = no_spans
+    teacher: Teacher | None = None
 
     async def run(
         self,
@@ -77,6 +82,8 @@ class SessionRunner:
         ctx = self._context(tag, partition, uid, session)
         begun = ctx.clock()
         outcome = await self._outcome(loop, prompt, ctx, uid, session)
+        if self.teacher is not None and partition in self.teacher.partitions and isinstance(outcome, SessionRows):
+            outcome = await self._taught(self.teacher, outcome, ctx)
         self._report(outcome, ctx, begun, partition=partition, uid=uid, session=session)
         return outcome
 
@@ -125,6 +132,18 @@ class SessionRunner:
         logger.warning("session %s failed: %r", ctx.session, cause, exc_info=result)
         return Failed(_reason(cause))
 
+    async def _taught(
+        self, teacher: Teacher, rows: SessionRows, ctx: AgentContext
+    ) -> SessionRows | Failed | Interrupted:
+        result = await contained(teacher.taught(rows, ctx))
+        if isinstance(result, SessionRows):
+            return result
+        cause = first_cause(result)
+        if isinstance(cause, ServerDied):
+            return Interrupted(f"teacher: {cause}")
+        logger.warning("the teacher did not score session %s: %r", ctx.session, cause, exc_info=result)
+        return Failed(_reason(cause))
+
     async def _scores(
         self, prompt: Mapping[str, Any], trajectories: list[Trajectory], ctx: AgentContext
     ) -> tuple[list[float], Mapping[str, Any]]:
@@ -147,6 +166,7 @@ class SessionRunner:
         fields: dict[str, Any] = {
             "tokens": int(ctx.metrics.get("generated_tokens", 0)),
             **{name: ctx.metrics.get(name, 0.0) for name in ("engine_seconds", "queue_seconds", "tool_seconds")},
+            **{name: ctx.metrics[name] for name in ("teacher_seconds", "teacher_queue_seconds") if name in ctx.metrics},
         }
         match outcome:
             case SessionRows():

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.group import GroupRun
-from agent_loop.llm.protocol import LLMClient, SamplingParams
+from agent_loop.llm.protocol import LLMClient, SamplingParams, Scorer
 from agent_loop.loop import AGENT_LOOPS, AgentLoop, Budgets, SpanSink, load_agent_loop, no_spans
 from agent_loop.plugins import PluginError
 from agent_loop.rendering.chat import ChatTokenizer
 from agent_loop.rewards import RewardFunction
 from agent_loop.session import SessionRunner
+from agent_loop.teacher import Teacher
 from agent_loop.tools.base import Tool, load_tool
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, Disconnected
@@ -84,8 +85,10 @@ class AgentLoopWorker:
         name: str,
         chat: ChatTokenizer | None = None,
         on_span: SpanSink = no_spans,
+        teacher: Scorer | None = None,
     ) -> None:
-        """Raises PluginError or RenderingError for what the config names and cannot be had."""
+        """`teacher`: scores the rows of partition "train" before they are put. Raises PluginError or RenderingError for
+        what the config names and cannot be had."""
         self.name = name
         self.counts: Counter[str] = Counter()
         """Totals since the start: sessions_finished, sessions_failed, sessions_interrupted, rows, groups_closed,
@@ -111,6 +114,7 @@ class AgentLoopWorker:
             seeded=config.seeded,
             timeout=config.session_timeout,
             on_span=on_span,
+            teacher=Teacher(teacher, config.sampling.temperature) if teacher is not None else None,
         )
         default = config.default_agent_loop
         names = {default: default, **config.agent_loops}

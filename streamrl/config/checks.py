@@ -15,6 +15,7 @@ from agent_loop.tools.base import load_tool
 from streamrl.config import algorithm_checks, data_files, hub
 from streamrl.config.paths import defines, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
+from streamrl.config.teacher_checks import teacher
 from streamrl.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -127,23 +128,6 @@ def _model(config: StreamRLConfig) -> Iterator[str]:
         yield from _context(config)
 
 
-def _teacher(config: StreamRLConfig) -> Iterator[str]:
-    distillation, key = config.distillation, "distillation.teacher_model.path"
-    if not distillation.enabled:
-        return
-    path = distillation.teacher_model.path
-    if path is None or not Path(path, "config.json").is_file():
-        yield f"{key}={path or 'null'}: distillation.enabled=true needs the directory of a model (config.json)"
-        return
-    try:
-        sizes = [json.loads(Path(p, "config.json").read_text()).get("vocab_size")
-                 for p in (path, config.actor_rollout_ref.model.path)]  # fmt: skip
-    except (OSError, ValueError, AttributeError):
-        return  # the policy's model is reported elsewhere
-    if None not in sizes and sizes[0] != sizes[1]:
-        yield f"{key}: the teacher's vocabulary has {sizes[0]} tokens, the policy's {sizes[1]}; they must be the same"
-
-
 def _context(config: StreamRLConfig) -> Iterator[str]:
     """Prompt and response must fit the positions that the model knows."""
     asked, path = (
@@ -245,7 +229,7 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
     _batches, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _placement, _datasets, _model,
-    _teacher, _code, _names, _directories, _memory,
+    teacher, _code, _names, _directories, _memory,
 )  # fmt: skip
 
 

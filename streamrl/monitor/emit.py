@@ -26,6 +26,17 @@ class Load(Protocol):
     def busy_seconds(self) -> float: ...
 
 
+class TeacherLoad(Protocol):
+    """The part of it that is written of a teacher's server."""
+
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def tokens_scored(self) -> int: ...
+    @property
+    def busy_seconds(self) -> float: ...
+
+
 def emit_queue(log: EventLog, stats: QueueStats) -> None:
     """The depth of the queue by state."""
     for partition, part in stats.partitions.items():
@@ -43,6 +54,14 @@ def emit_loads(log: EventLog, loads: Mapping[str, Load]) -> None:
         log.counter("server_tokens", load.tokens_generated, server=server)
         log.counter("server_busy_seconds", load.busy_seconds, server=server)
         log.counter("weight_version", load.weight_version, role="rollout", engine=server)
+
+
+def emit_teachers(log: EventLog, loads: Mapping[str, TeacherLoad]) -> None:
+    """What each teacher server does. Not as `server_*`: it is no engine whose idle time generation could have used."""
+    for server, load in loads.items():
+        log.counter("teacher_waiting", load.waiting, server=server)
+        log.counter("teacher_tokens", load.tokens_scored, server=server)
+        log.counter("teacher_busy_seconds", load.busy_seconds, server=server)
 
 
 def emit_trainer_version(log: EventLog, version: int) -> None:

@@ -131,6 +131,8 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("perf/{max_memory_allocated_gb,max_memory_reserved_gb,cpu_memory_used_gb}", "GiB", "Memory, largest rank."),
     _step("perf/mfu/{actor,critic}", "share", "Model FLOPs utilisation."),
     _step("perf/generated_tokens_per_s", "tokens/s", "Tokens sampled by all servers.", ""),
+    _step("teacher/tokens_scored", "tokens", "Scored by the teacher's servers since the last step.", ""),
+    _step("teacher/queue_s", "seconds", "What a row waited there for its turn, mean since the last step.", ""),
     _step("overlap/efficiency", "share", "T* / measured step time.", ""),
     _step(
         "overlap/{step_s,bound_s,train_s,gen_s,sync_s}",
@@ -174,6 +176,8 @@ PROMETHEUS_TABLE: tuple[Metric, ...] = (
     _gauge("queue_clients", "", "Connected clients."),
     _gauge("train_step", "steps", "Last training step.", source="training/global_step"),
     _counter("train_tokens", "tokens", "Tokens trained.", source="perf/total_num_tokens"),
+    _counter("teacher_tokens", "tokens", "Tokens scored by the teacher's servers.", source="teacher/tokens_scored"),
+    _gauge("teacher_queue_seconds", "seconds", "Wait of a row there, mean of the last step.", source="teacher/queue_s"),
     _counter("train_rows", "rows", "Trajectory rows trained.", source="rows/trained"),
     _gauge("reward_mean", "score", "Mean score of the last step.", source="critic/score/mean"),
     _gauge(

@@ -76,15 +76,18 @@ TABLE: tuple[EventSpec, ...] = (
         "agent worker",
         ("partition", "uid", "session", "status"),
         "One session of a prompt group. Also `tokens` (sampled), `turns`, `engine_seconds` (holding a slot), "
-        "`queue_seconds` (waiting for one), `tool_seconds`, `score`, `reason` (when failed).",
+        "`queue_seconds` (waiting for one), `tool_seconds`, `score`, `reason` (when failed); with teacher servers "
+        "`teacher_seconds` (until the rows were scored), `teacher_queue_seconds` (of that, waiting for a turn).",
         announced=False,
     ),
     _span("tool", "agent worker", ("tool",), "One tool call; also `uid`, `session`.", announced=False),
     _span(
-        "server_busy", "LLM server", ("server",),
+        "server_busy",
+        "LLM server",
+        ("server",),
         "The engine had running requests; also `tokens` (sampled) and `scored` (log-probs of given tokens).",
         announced=False,
-    ),  # fmt: skip
+    ),
     _span("server_weights", "LLM server", ("server", "version"), "The engine loaded new weights.", announced=False),
     EventSpec("state", "server", "LLM server", ("server",), "started, or died with the reason."),
     EventSpec("counter", "server_running", "trainer", ("server",), "Requests in a slot."),
@@ -98,6 +101,9 @@ TABLE: tuple[EventSpec, ...] = (
         ("server",),
         "Time with at least one running request, since the server started.",
     ),
+    EventSpec("counter", "teacher_waiting", "trainer", ("server",), "Rows that wait to be scored, or are."),
+    EventSpec("counter", "teacher_tokens", "trainer", ("server",), "Tokens scored since the teacher server started."),
+    EventSpec("counter", "teacher_busy_seconds", "trainer", ("server",), "Time in which it scored, since it started."),
     EventSpec(
         "counter",
         "weight_version",

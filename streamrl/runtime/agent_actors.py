@@ -22,16 +22,20 @@ STOP_SECONDS = 15.0
 
 
 class AgentWorkerActor:
-    """An AgentLoopWorker with a queue client, an LLM client and an event log of its own."""
+    """An AgentLoopWorker with a queue client, an LLM client (and one for the teacher) and an event log of its own."""
 
     async def start(
-        self, name: str, config: WorkerConfig, address: dict[str, str], servers: Mapping[str, LLMServer], run_dir: str
-    ) -> int:
+        self, name: str, config: WorkerConfig, address: dict[str, str], servers: Mapping[str, LLMServer],
+        teachers: Mapping[str, LLMServer], run_dir: str,
+    ) -> int:  # fmt: skip
         """Connect; the process id."""
         self._events = EventLog(Path(run_dir) / "events", name)
         self._queue = await QueueClient.connect(address, name=name)
         self._llm = RoutedClient(servers)
-        self._worker = AgentLoopWorker(self._queue, self._llm, config, name=name, on_span=self._events.span_at)
+        self._teacher = RoutedClient(teachers) if teachers else None
+        self._worker = AgentLoopWorker(
+            self._queue, self._llm, config, name=name, on_span=self._events.span_at, teacher=self._teacher
+        )
         return os.getpid()
 
     async def serve(self) -> None:
@@ -40,6 +44,8 @@ class AgentWorkerActor:
             await self._worker.run()
         finally:
             await self._llm.close()
+            if self._teacher is not None:
+                await self._teacher.close()
             await self._queue.close()
             self._events.close()
 
@@ -80,9 +86,10 @@ class RaySpawner:
     """Implements agent_loop.manager.Spawner."""
 
     def __init__(
-        self, config: WorkerConfig, address: dict[str, str], servers: Mapping[str, LLMServer], run_dir: Path
-    ) -> None:
-        self._arguments = (config, address, dict(servers), str(run_dir))
+        self, config: WorkerConfig, address: dict[str, str], servers: Mapping[str, LLMServer],
+        teachers: Mapping[str, LLMServer], run_dir: Path,
+    ) -> None:  # fmt: skip
+        self._arguments = (config, address, dict(servers), dict(teachers), str(run_dir))
 
     async def spawn(self, name: str) -> RayWorker:
         actor: Any = ray.remote(AgentWorkerActor).options(num_cpus=0, max_restarts=0, max_concurrency=16).remote()

@@ -53,21 +53,32 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         for view in roles.values():
             await view.init_model()
         if recording:
-            servers, agents = NoServers(), ReplayAgents(queue, recording)
+            servers, agents, teachers = NoServers(), ReplayAgents(queue, recording), None
         else:
-            servers, agents = _start_rollout(config, run, local, events, stack)
+            teachers = _start_teachers(config, run, events, stack)
+            servers, agents = _start_rollout(config, run, local, events, stack, teachers)
         yield Parts(
             config=config, run=run, queue=queue,
             actor=roles["actor"],  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
             critic=roles.get("critic"),  # type: ignore[arg-type]
             servers=servers, agents=agents, train_data=train_data, val_data=None if recording else val_data,
-            events=events, clock=clock, weights_dir=weights, recording=recording,
+            events=events, clock=clock, weights_dir=weights, recording=recording, teachers=teachers,
         )  # fmt: skip
 
 
+def _start_teachers(
+    config: StreamRLConfig, run: RunDirectory, events: EventLog, stack: AsyncExitStack
+) -> LLMServerManager | None:
+    servers = {name: build_server(one, events) for name, one in settings.teacher_servers(config, run).items()}
+    for server in servers.values():
+        stack.push_async_callback(server.close)
+    return LLMServerManager(servers) if servers else None
+
+
 def _start_rollout(
-    config: StreamRLConfig, run: RunDirectory, local: LocalQueue, events: EventLog, stack: AsyncExitStack
-) -> tuple[Servers, Agents]:
+    config: StreamRLConfig, run: RunDirectory, local: LocalQueue, events: EventLog, stack: AsyncExitStack,
+    teachers: LLMServerManager | None,
+) -> tuple[Servers, Agents]:  # fmt: skip
     servers = {
         f"server-{i}": build_server(settings.rollout_server(config, run, i), events) for i in range(_replicas(config))
     }
@@ -79,7 +90,12 @@ def _start_rollout(
     async def make(name: str) -> AgentLoopWorker:
         llm = RoutedClient(servers)
         stack.push_async_callback(llm.close)
-        return AgentLoopWorker(local.client(name), llm, worker_config, name=name, chat=chat, on_span=events.span_at)
+        teacher = RoutedClient(teachers.servers) if teachers else None
+        if teacher:
+            stack.push_async_callback(teacher.close)
+        return AgentLoopWorker(
+            local.client(name), llm, worker_config, name=name, chat=chat, on_span=events.span_at, teacher=teacher
+        )
 
     workers = config.actor_rollout_ref.rollout.agent.num_workers
     return LLMServerManager(servers), AgentLoopManager(TaskSpawner(make), local.client("manager"), workers)

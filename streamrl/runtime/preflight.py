@@ -57,6 +57,7 @@ def _check_memory(config: StreamRLConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     model = _model_bytes(config.actor_rollout_ref.model.path)
+    teachers = config.distillation.teacher_model.num_replicas if config.distillation.on_servers else 0
     services = 4 + rollout.agent.num_workers + 2 * config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     needed = (
         RAY_BYTES
@@ -64,12 +65,13 @@ def _check_memory(config: StreamRLConfig) -> None:
         + ranks * COMPUTE_BYTES
         + TRAINING_COPIES * model
         + rollout.num_replicas * (COMPUTE_BYTES + model)
+        + teachers * (COMPUTE_BYTES + _model_bytes(config.distillation.teacher_model.path or ""))
     )
     free = psutil.virtual_memory().available
     if needed > free:
         raise UserError(
-            f"{ranks} training ranks and {rollout.num_replicas} LLM servers need about {needed / GIB:.1f} GiB of "
-            f"memory, {free / GIB:.1f} GiB are free; lower trainer.n_gpus_per_node or rollout.num_replicas"
+            f"{ranks} training ranks and {rollout.num_replicas + teachers} LLM servers need about {needed / GIB:.1f} "
+            f"GiB of memory, {free / GIB:.1f} GiB are free; lower trainer.n_gpus_per_node or rollout.num_replicas"
         )
 
 

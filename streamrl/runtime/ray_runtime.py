@@ -1,6 +1,6 @@
 """The parts of a run as Ray actors and the processes under them.
 
-    QueueNode ── controller, storage units         RayLLMServer × num_replicas
+    QueueNode ── controller, storage units         RayLLMServer × num_replicas, and as many as the teacher has
     AgentWorkerActor × agent.num_workers           RankActor × training ranks
 
 Service actors reserve no logical CPUs, so nothing hangs for want of one; the training ranks do, and what cannot be
@@ -26,7 +26,7 @@ from streamrl.monitor.events import EventLog
 from streamrl.recording.record import Recording, open_recording
 from streamrl.recording.replay import NoServers, ReplayAgents
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.replica import start_ray_servers
+from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start_ray_servers
 from streamrl.runtime import settings
 from streamrl.runtime.agent_actors import RaySpawner
 from streamrl.runtime.failures import queue_failed
@@ -56,7 +56,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
         queue = await QueueClient.connect(address, name="trainer")
         stack.push_async_callback(queue.close)
         recording = open_recording(config)
-        group, (servers, agents) = await asyncio.gather(
+        group, (servers, agents, teachers) = await asyncio.gather(
             asyncio.to_thread(_start_ranks, config, run, address),
             _replayed(recording, queue) if recording else _start_rollout(config, run, address, queue, events, stack),
         )
@@ -67,7 +67,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
             actor=roles["actor"],  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
             critic=roles.get("critic"),  # type: ignore[arg-type]
             servers=servers, agents=agents, train_data=train_data, val_data=None if recording else val_data,
-            events=events, clock=time.monotonic, weights_dir=weights, recording=recording,
+            events=events, clock=time.monotonic, weights_dir=weights, recording=recording, teachers=teachers,
         )  # fmt: skip
 
 
@@ -108,27 +108,29 @@ def _start_ranks(config: StreamRLConfig, run: RunDirectory, address: dict[str, s
     return group
 
 
-async def _replayed(recording: Recording, queue: QueueClient) -> tuple[Servers, Agents]:
-    return NoServers(), ReplayAgents(queue, recording)
+async def _replayed(recording: Recording, queue: QueueClient) -> tuple[Servers, Agents, None]:
+    return NoServers(), ReplayAgents(queue, recording), None
 
 
 async def _start_rollout(
     config: StreamRLConfig, run: RunDirectory, address: dict[str, str], queue: QueueClient, events: EventLog,
     stack: AsyncExitStack,
-) -> tuple[Servers, Agents]:  # fmt: skip
-    servers = await _start_servers(config, run, stack)
-    spawner = RaySpawner(settings.agent_worker(config), address, servers, run.path)
+) -> tuple[Servers, Agents, Servers | None]:  # fmt: skip
+    rollout = config.actor_rollout_ref.rollout
+    served = {f"server-{i}": settings.rollout_server(config, run, i) for i in range(rollout.num_replicas)}
+    servers, teachers = await asyncio.gather(
+        _start_servers(served, stack), _start_servers(settings.teacher_servers(config, run), stack)
+    )
+    spawner = RaySpawner(settings.agent_worker(config), address, servers, teachers, run.path)
 
     def restarted(name: str, reason: str) -> None:
         events.state("restart", f"{name}: {reason}", role="agent")
 
-    workers = config.actor_rollout_ref.rollout.agent.num_workers
-    return LLMServerManager(servers), AgentLoopManager(spawner, queue, workers, on_restart=restarted)
+    agents = AgentLoopManager(spawner, queue, rollout.agent.num_workers, on_restart=restarted)
+    return LLMServerManager(servers), agents, LLMServerManager(teachers) if teachers else None
 
 
-async def _start_servers(config: StreamRLConfig, run: RunDirectory, stack: AsyncExitStack) -> dict[str, Any]:
-    rollout = config.actor_rollout_ref.rollout
-    configs = {f"server-{i}": settings.rollout_server(config, run, i) for i in range(rollout.num_replicas)}
+async def _start_servers(configs: dict[str, RolloutServerConfig], stack: AsyncExitStack) -> dict[str, RayServerHandle]:
     servers = await start_ray_servers(configs)
     for server in servers.values():
         stack.push_async_callback(server.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,3 +102,24 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
         server=f"server-{replica}",
         events_dir=str(run.path / "events"),
     )
+
+
+def teacher_servers(config: StreamRLConfig, run: RunDirectory) -> dict[str, RolloutServerConfig]:
+    """By name; none where the ranks hold the teacher, or there is none. They serve their model as it is saved."""
+    from streamrl.rollout.replica import RolloutServerConfig
+
+    rollout, teacher = config.actor_rollout_ref.rollout, config.distillation.teacher_model
+    if not config.distillation.on_servers:
+        return {}
+    served = RolloutServerConfig(
+        name=teacher.name,
+        model_path=teacher.path or "",
+        max_num_seqs=rollout.max_num_seqs if teacher.name == "sim" else 1,  # torch: slots, whose cache nobody needs
+        max_model_len=rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length,
+        max_score_tokens=teacher.max_token_len_per_gpu or config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu,
+        device=config.trainer.device,
+        sim=rollout.sim,
+        events_dir=str(run.path / "events"),
+    )
+    names = [f"teacher-{i}" for i in range(teacher.num_replicas)]
+    return {name: replace(served, server=name) for name in names}

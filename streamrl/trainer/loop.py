@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TypeVar
 
+from agent_loop.rows import TEACHER_FIELD
 from streamrl.data import training_steps
 from streamrl.monitor.summary import Status
 from streamrl.trainer import validation
@@ -41,6 +42,8 @@ TASKS = [
     TaskSpec("generate", "prompt", "clock", ttl=15.0),
     TaskSpec("train", "rows", "incarnation", fields=["input_ids", "response_mask", "rollout_log_probs"]),
 ]
+SCORED = TaskSpec("train", "rows", "incarnation", fields=[*TASKS[1].fields, TEACHER_FIELD])
+"""In place of the second where a teacher's servers score the rows: without their column a row is not ready."""
 FAILED_BATCHES = 4
 """Stop when as many groups as this many batches failed in a row: the agent or the reward is broken, not unlucky."""
 
@@ -231,7 +234,8 @@ class Trainer(ABC):
 
     async def _open(self) -> None:
         queue = self.parts.queue
-        await queue.open_partition(PARTITION, tasks=TASKS, max_groups=self.max_outstanding)
+        tasks = [TASKS[0], SCORED] if self.config.distillation.on_servers else TASKS
+        await queue.open_partition(PARTITION, tasks=tasks, max_groups=self.max_outstanding)
         state = await self._restore() if self.parts.run.resumed else TrainerState(0, 0)
         restored = await queue.open_trainer(PARTITION, state.step)
         self.step = self._saved_step = state.step

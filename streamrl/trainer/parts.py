@@ -69,5 +69,7 @@ class Parts:
     """Monotonic seconds; the event loop's own time, so that a virtual clock is one everywhere."""
     weights_dir: Path
     critic: Critic | None = None
+    teachers: Servers | None = None
+    """The teacher's servers, if it has any; the trainer only looks at their loads."""
     recording: Recording | None = None
     """What is trained again, if this is a replay."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from streamrl.monitor.emit import emit_loads, emit_queue, emit_trainer_version
+from agent_loop.llm.protocol import ServerLoad
+from streamrl.monitor.emit import emit_loads, emit_queue, emit_teachers, emit_trainer_version
 from streamrl.monitor.events import EventTail
 from streamrl.monitor.metrics_log import MetricsLog
 from streamrl.monitor.overlap import OverlapCollector
@@ -42,6 +43,7 @@ class Reporter:
         self._served: dict[str, int] = {}
         self._tokens = 0.0
         self._tokens_before: float | None = None
+        self._teachers = TeacherCounts()
         self._bytes_before = parts.queue.bytes_read + parts.queue.bytes_written
         self.stats: QueueStats | None = None
         """As last looked at."""
@@ -90,6 +92,10 @@ class Reporter:
         emit_trainer_version(self._events, version)
         self._served = {server: load.weight_version for server, load in loads.items()}
         self._tokens = float(sum(load.tokens_generated for load in loads.values()))
+        if self._parts.teachers is not None:
+            taught = await self._parts.teachers.loads()
+            emit_teachers(self._events, taught)
+            self._teachers.look(taught)
 
     def step_ends(self, step: int, rows: Mapping[str, float]) -> dict[str, float]:
         """Put the step's line together and write it everywhere."""
@@ -107,6 +113,7 @@ class Reporter:
             "groups/dropped": float(self.dropped_in_step),
             **{f"groups/dropped/{reason}": float(count) for reason, count in by_reason_class(self._dropped).items()},
             **self._queue_metrics(),
+            **(self._teachers.step_metrics() if self._parts.teachers is not None else {}),
             "data/bytes_trainer": self._passed(),
         }
         self._dropped.clear()
@@ -161,6 +168,34 @@ class Reporter:
             "queue/redelivered": float(part.redelivered),
             "queue/dead": float(part.depth.get("dead", 0)),
         }
+
+
+class TeacherCounts:
+    """What the teacher's servers scored between two steps. Their counts start again with each of them."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, ServerLoad] = {}
+        self._rows = self._tokens = 0
+        self._waited = 0.0
+
+    def look(self, loads: Mapping[str, ServerLoad]) -> None:
+        for server, load in loads.items():
+            before = self._last.get(server)
+            if before is None or before.rows_scored > load.rows_scored:  # a new one, or one that was started again
+                before = NOTHING_SCORED
+            self._rows += load.rows_scored - before.rows_scored
+            self._tokens += load.tokens_scored - before.tokens_scored
+            self._waited += load.score_queue_seconds - before.score_queue_seconds
+            self._last[server] = load
+
+    def step_metrics(self) -> dict[str, float]:
+        """Of what was seen since the last call."""
+        metrics = {"teacher/tokens_scored": float(self._tokens), "teacher/queue_s": self._waited / max(self._rows, 1)}
+        self._rows, self._tokens, self._waited = 0, 0, 0.0
+        return metrics
+
+
+NOTHING_SCORED = ServerLoad(0, 0, 0, 0, 0, 0.0)
 
 
 def _merged(updates: list[dict[str, float]]) -> dict[str, float]:

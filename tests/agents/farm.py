@@ -41,13 +41,16 @@ class Farm:
     llm: RoutedClient
     tasks: asyncio.TaskGroup
     spans: Spans = field(default_factory=list)
+    teacher: RoutedClient | None = None
 
     def worker(self, name: str = "agent-0", **changes: Any) -> AgentLoopWorker:
         def on_span(span: str, start: float, end: float, /, **fields: Any) -> None:
             self.spans.append((span, start, end, fields))
 
         client = self.queue.client(name)
-        return AgentLoopWorker(client, self.llm, config(**changes), name=name, chat=CHAT, on_span=on_span)
+        return AgentLoopWorker(
+            client, self.llm, config(**changes), name=name, chat=CHAT, on_span=on_span, teacher=self.teacher
+        )
 
     def start(self, name: str = "agent-0", **changes: Any) -> AgentLoopWorker:
         worker = self.worker(name, **changes)

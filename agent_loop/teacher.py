@@ -1,0 +1,43 @@
+"""A teacher beside generation: it scores the rows of a finished session before they are put.
+
+So `teacher_log_prob` lies in the same put as the row, and a group that is ready is a group that was scored. A teacher
+whose servers are gone is infrastructure: the session is interrupted and its group goes back; no row is put without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agent_loop.llm.protocol import Scorer
+from agent_loop.loop import AgentContext
+from agent_loop.rows import TEACHER_FIELD, SessionRows
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    scorer: Scorer
+    temperature: float
+    """At which the policy samples what is trained."""
+    partitions: tuple[str, ...] = ("train",)
+    """Whose rows are scored: nobody learns from a validation."""
+
+    async def taught(self, rows: SessionRows, ctx: AgentContext) -> SessionRows:
+        """The rows with `teacher_log_prob` f32[R], 0 where the response mask is. Raises what `Scorer.score` raises, in
+        an ExceptionGroup. Adds to the session's metrics `teacher_seconds` (as the session waits),
+        `teacher_queue_seconds` (as the servers report) and `teacher_tokens`."""
+        begun = ctx.clock()
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self._row(rows, index, ctx)) for index in range(len(rows.keys))]
+        ctx.count("teacher_seconds", ctx.clock() - begun)
+        return replace(rows, columns={**rows.columns, TEACHER_FIELD: [task.result() for task in asked]})
+
+    async def _row(self, rows: SessionRows, index: int, ctx: AgentContext) -> np.ndarray:
+        columns = rows.columns
+        prompt, response = columns["prompts"][index].tolist(), columns["responses"][index].tolist()
+        scores = await self.scorer.score(prompt, response, self.temperature, session=ctx.session)
+        ctx.count("teacher_queue_seconds", scores.queue_seconds)
+        ctx.count("teacher_tokens", len(response))
+        return np.where(columns["response_mask"][index] > 0, np.asarray(scores.log_probs), 0.0).astype(np.float32)
