@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
@@ -25,6 +26,7 @@ Message = dict[str, Any]
 
 _ASKED, _ANSWERED = "a question", "AN-ANSWER-OF-THE-ASSISTANT"
 """A made-up turn, in whose place the real history stands."""
+_OURS = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 TEMPLATE_ERRORS = (
@@ -41,9 +43,16 @@ class ChatTokenizer:
     """A tokenizer with its chat template. Stateless after construction, so one serves all sessions of a process."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: str, *, special: dict[str, str], stop_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        template: str,
+        *,
+        special: dict[str, str],
+        stop_token_ids: Sequence[int] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`special` maps names as the template knows them ("eos_token") to their text."""
+        """`special` maps names as the template knows them ("eos_token") to their text; `template_kwargs` are further
+        ones (enable_thinking). Raises RenderingError for one that the template does not ask for."""
         self.tokenizer = tokenizer
         self.special = special
         eos = tokenizer.token_to_id(special["eos_token"]) if special.get("eos_token") else None
@@ -54,10 +63,13 @@ class ChatTokenizer:
             "|".join(map(re.escape, sorted(filter(None, forged), key=len, reverse=True))) or "(?!)"
         )
         self._longest = max(map(len, forged), default=0)
-        self._template = _environment().from_string(template)
+        environment = _environment()
+        self._template = environment.from_string(template)
+        self._given = dict(template_kwargs or {})
+        _check_given(self._given, jinja2.meta.find_undeclared_variables(environment.parse(template)))
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path) -> ChatTokenizer:
+    def from_pretrained(cls, directory: str | Path, template_kwargs: Mapping[str, Any] | None = None) -> ChatTokenizer:
         """Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json (the last two
         may be missing). Raises RenderingError naming the file and what is missing in it."""
         path = Path(directory)
@@ -74,7 +86,8 @@ class ChatTokenizer:
         }
         stop = _read_json(path / "generation_config.json").get("eos_token_id")
         stop_ids = [stop] if isinstance(stop, int) else list(stop or ())
-        return cls(tokenizer, _template_text(path, config), special=special, stop_token_ids=stop_ids)
+        text = _template_text(path, config)
+        return cls(tokenizer, text, special=special, stop_token_ids=stop_ids, template_kwargs=template_kwargs)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens added."""
@@ -117,7 +130,7 @@ class ChatTokenizer:
                 messages=list(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
-                **self.special,
+                **{**self.special, **self._given},
             )
         except TEMPLATE_ERRORS as error:
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
@@ -164,6 +177,17 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
+
+
+def _check_given(given: Mapping[str, Any], read: set[str]) -> None:
+    """Raises RenderingError for arguments of a template that cannot be what was meant."""
+    for name in given:
+        if name in _OURS:
+            raise RenderingError(f"the chat template's argument {name!r} is set for each prompt and cannot be given")
+        if name not in read:
+            others = sorted(other for other in read - {*_OURS, *_environment().globals} if not other.endswith("_token"))
+            instead = f"it asks for {', '.join(others)}" if others else "it takes no arguments of its own"
+            raise RenderingError(f"the chat template does not ask for {name!r}; {instead}")
 
 
 def _template_text(path: Path, config: dict[str, Any]) -> str:

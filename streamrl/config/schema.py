@@ -119,7 +119,8 @@ def describe(hint: Any) -> str:
     if origin is dict:
         if is_open(args[1]):
             return "a list of names (or {tool: name, setting: value}), or a mapping from names to mappings"
-        return "a mapping"
+        lists = any(get_origin(arg) is list for arg in get_args(args[1]))
+        return "a mapping to plain values" + (" or lists of them" if lists else "")
     return _WORDS.get(hint, str(hint))
 
 

@@ -23,7 +23,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "distillation.distillation_loss.use_policy_gradient": (False,),
     "data.validation_shuffle": (False,),
     "data.trust_remote_code": (False,),
-    "data.apply_chat_template_kwargs": ({}, None),
     "data.tool_config_path": (None,),
     f"{_MODEL}.trust_remote_code": (False,),
     f"{_MODEL}.lora_adapter_path": (None,),

@@ -125,7 +125,7 @@ def _limit(config: StreamRLConfig) -> PromptLimit | None:
     if not (path := model.tokenizer_path or model.path):
         return None
     try:
-        chat = ChatTokenizer.from_pretrained(path)
+        chat = ChatTokenizer.from_pretrained(path, data.apply_chat_template_kwargs)
         loaded = [load_tool(spec, **settings) for spec, settings in rollout.tools.items()]
     except (RenderingError, PluginError) as error:
         raise DatasetError(f"the prompts cannot be counted: {error}") from error

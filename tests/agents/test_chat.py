@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_loop.rendering.chat import ChatTokenizer, RenderingError
-from tests.agents.fakes import byte_chat
+from tests.agents.fakes import byte_chat, byte_tokenizer
 
 MODEL = Path(__file__).parents[2] / "examples/calculator/model"
 ASK = {"role": "user", "content": "17 * 23 = ?"}
@@ -105,3 +106,32 @@ def test_a_template_cannot_reach_the_process(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[-1].__subclasses__() }}")
     with pytest.raises(RenderingError):
         ChatTokenizer.from_pretrained(tmp_path).render_prompt([ASK])
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n{% endif %}"
+)
+
+
+def thinking(**given: Any) -> ChatTokenizer:
+    return ChatTokenizer(byte_tokenizer(), THINKING, special={"eos_token": "<|im_end|>"}, template_kwargs=given)
+
+
+def test_further_arguments_of_the_template_reach_every_turn() -> None:
+    assert thinking().prompt_text([ASK]).endswith("assistant\n")
+    quiet = thinking(enable_thinking=False)
+    assert quiet.decode(quiet.render_prompt([ASK])).endswith("assistant\n<think>\n\n</think>\n")
+    assert quiet.decode(quiet.render_tool_results(["7"])).endswith("assistant\n<think>\n\n</think>\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"enable_thinkng": False}, "does not ask for 'enable_thinkng'; it asks for enable_thinking"),
+        ({"messages": []}, "argument 'messages' is set for each prompt"),
+    ],
+)
+def test_an_argument_that_the_template_does_not_ask_for_is_an_error(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(RenderingError, match=says):
+        thinking(**given)

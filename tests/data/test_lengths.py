@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 from agent_loop.rendering.chat import ChatTokenizer
 from streamrl.cli import train
-from streamrl.data import DatasetError, PromptDataset
+from streamrl.config import load_config
+from streamrl.data import DatasetError, PromptDataset, train_dataset
 from streamrl.data import lengths as module
 from streamrl.data.lengths import PromptLimit
+from streamrl.runtime.settings import agent_worker
 
 CHAT = ChatTokenizer.from_pretrained(Path(__file__).parents[2] / "examples/calculator/model")
 SUM = "1776 - 4687 + 12 * 12 = ?"
@@ -138,3 +141,37 @@ def test_a_prompt_that_the_template_cannot_render_is_named(tmp_path: Path, messa
     file = file_of(tmp_path, "1?", [{"role": "assistant"} | message])
     with pytest.raises(DatasetError, match="line 2: the prompt cannot be rendered: the chat template failed"):
         read(file, PromptLimit(ChatTokenizer(CHAT.tokenizer, template, special={}), 100))
+
+
+def test_arguments_of_the_template_count_and_reach_the_agents(valid: list[str], tmp_path: Path):
+    model = tmp_path / "thinking"
+    shutil.copytree(Path(__file__).parents[2] / "examples/calculator/model", model)
+    template = (model / "chat_template.jinja").read_text() + "{{ 'think ' * effort if effort else '' }}"
+    (model / "chat_template.jinja").write_text(template)
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"prompt": "1?", "answer": 1}) + "\n" for _ in range(40)))
+    changes = [
+        f"actor_rollout_ref.model.path={model}", "data.filter_overlong_prompts=True", "data.max_response_length=64",
+        f"data.max_prompt_length={tokens('1?') + 20}",
+    ]  # fmt: skip
+    for effort, fit in ((1, 40), (100, 0)):
+        config = load_config([*valid, *changes, f"+data.apply_chat_template_kwargs.effort={effort}"]).config
+        assert agent_worker(config).template_kwargs == {"effort": effort}
+        if fit:
+            assert len(train_dataset(config)) == fit
+        else:
+            with pytest.raises(DatasetError, match="every prompt"):
+                train_dataset(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("+data.apply_chat_template_kwargs.enable_thinking=false", "does not ask for 'enable_thinking'"),
+        ("data.apply_chat_template_kwargs={a:{b:1}}", "it takes a mapping to plain values or lists of them"),
+    ],
+)
+def test_arguments_without_effect_are_errors_at_start(
+    valid: list[str], capsys: pytest.CaptureFixture[str], given: str, says: str
+):
+    assert train([*valid, "--dry-run", given]) == 2
+    assert says in capsys.readouterr().err

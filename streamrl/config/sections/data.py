@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamrl.config.sections.types import PositiveInt, SampleLimit, Seed
+from streamrl.config.sections.types import PositiveInt, SampleLimit, Scalar, Seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,9 @@ class DataConfig:
     truncation: Literal["error", "left", "right", "middle"] = "error"
     """Of longer prompts, when they are not left out: refuse to start, or cut the longest message of the prompt at its
     left, right or middle (the template around it stays whole)."""
+    apply_chat_template_kwargs: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
+    """What the chat template gets besides messages and tools, for training and validation, as {enable_thinking: false}.
+    One that the template does not ask for is an error."""
     prompt_key: str = "prompt"
     """The prompt's column. The default also finds those of other frameworks."""
     label_key: str | None = None
