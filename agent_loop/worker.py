@@ -43,6 +43,8 @@ class WorkerConfig:
 
     model_path: str
     """Directory with the tokenizer and the chat template."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the chat template, as enable_thinking."""
     partitions: tuple[str, ...] = ("train", "val")
     max_sessions: int = 64
     """Sessions that run at the same time."""
@@ -104,7 +106,7 @@ class AgentLoopWorker:
         )
         self._runner = SessionRunner(
             llm=llm,
-            chat=chat or ChatTokenizer.from_pretrained(config.model_path),
+            chat=chat or ChatTokenizer.from_pretrained(config.model_path, config.template_kwargs),
             budgets=config.budgets,
             sampling=config.sampling,
             reward=reward,

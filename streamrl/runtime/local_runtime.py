@@ -85,7 +85,7 @@ def _start_rollout(
     for server in servers.values():
         stack.push_async_callback(server.close)
     worker_config = settings.agent_worker(config, virtual_clock=is_virtual(config))
-    chat = ChatTokenizer.from_pretrained(worker_config.model_path)
+    chat = ChatTokenizer.from_pretrained(worker_config.model_path, worker_config.template_kwargs)
 
     async def make(name: str) -> AgentLoopWorker:
         llm = RoutedClient(servers)

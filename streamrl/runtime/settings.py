@@ -63,6 +63,7 @@ def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> Work
     turns = rollout.multi_turn
     return WorkerConfig(
         model_path=config.actor_rollout_ref.model.tokenizer_path or config.actor_rollout_ref.model.path,
+        template_kwargs=data.apply_chat_template_kwargs,
         max_sessions=rollout.agent.max_sessions,
         session_timeout=rollout.agent.session_timeout,
         default_agent_loop=rollout.agent.default_agent_loop,

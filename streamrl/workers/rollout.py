@@ -46,7 +46,7 @@ class RolloutWorker(Worker):
         settings = replace(self._settings, server=f"server-{number}", seed=self._settings.seed + number)
         self._server = build_server(settings)
         self._llm = RoutedClient({settings.server: self._server})
-        self._chat = ChatTokenizer.from_pretrained(self._agents.model_path)
+        self._chat = ChatTokenizer.from_pretrained(self._agents.model_path, self._agents.template_kwargs)
         tools = [load_tool(spec, **given) for spec, given in self._agents.tools.items()]
         self._tools = {tool.name: tool for tool in tools}
         self._slots = asyncio.Semaphore(self._agents.max_sessions)
