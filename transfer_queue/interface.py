@@ -7,7 +7,7 @@
     tq.close()
 
 The first process that calls `init` starts the queue and exports its address (TQ_ADDRESS), so that processes it starts
-attach to the same one. Each process has one client, on an event loop in a thread of its own: the plain verbs block,
+attach to the same one. Each process has one client, with an event loop of its own: the plain verbs block,
 their async twins may be awaited from any loop.
 """
 
@@ -183,11 +183,11 @@ async def async_kv_clear(keys: Sequence[str] | str, partition_id: str) -> None:
 
 
 def _run(work: Any) -> Any:
-    return get_client().loop_thread.run(work)
+    return get_client().loop.run(work)
 
 
 async def _arun(work: Any) -> Any:
-    return await get_client().loop_thread.arun(work)
+    return await get_client().loop.arun(work)
 
 
 async def _put(keys: list[str], partition: str, columns: dict[str, Column], tags: list[Tag] | None) -> KVBatchMeta:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transfer_queue.async_client import QueueClient
 from transfer_queue.metadata import KVBatchMeta
-from transfer_queue.net.loop import LoopThread
+from transfer_queue.net.client_loop import ClientLoop
 from transfer_queue.net.messages import (
     Changes,
     GroupSpec,
@@ -24,98 +24,98 @@ from transfer_queue.storage.columns import Column
 
 
 class SyncQueueClient:
-    """QueueClient's verbs, blocking. It has an event loop in a thread of its own; any thread may call it."""
+    """QueueClient's verbs, blocking. Any thread may call it, also several at once."""
 
     def __init__(
         self, address: dict[str, str], name: str, *, timeout: float = 30.0, force_remote: bool | None = None
     ) -> None:
         self.name = name
-        self._thread = LoopThread(f"queue-client-{name}")
+        self._loop = ClientLoop(f"queue-client-{name}")
         try:
-            self.client = self._thread.run(
+            self.client = self._loop.run(
                 QueueClient.connect(address, name=name, timeout=timeout, force_remote=force_remote)
             )
         except BaseException:
-            self._thread.close()
+            self._loop.close()
             raise
 
     @property
-    def loop_thread(self) -> LoopThread:
+    def loop(self) -> ClientLoop:
         """Where `client` lives, for callers that want to await its verbs from another loop."""
-        return self._thread
+        return self._loop
 
     def open_partition(
         self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0
     ) -> None:
         work = self.client.open_partition(partition, tasks=tasks, max_groups=max_groups, max_bytes=max_bytes)
-        self._thread.run(work)
+        self._loop.run(work)
 
     def admit(
         self, partition: str, groups: Sequence[GroupSpec], columns: Mapping[str, Any], *, wait: float = 60.0
     ) -> None:
-        self._thread.run(self.client.admit(partition, groups, columns, wait=wait))
+        self._loop.run(self.client.admit(partition, groups, columns, wait=wait))
 
     def put(
         self, partition: str, keys: Sequence[str], columns: Mapping[str, Any], *, tags: list[Tag] | None = None,
         token: Token | None = None, closes: Sequence[SessionClose] = (),
     ) -> KVBatchMeta:  # fmt: skip
-        return self._thread.run(self.client.put(partition, keys, columns, tags=tags, token=token, closes=closes))
+        return self._loop.run(self.client.put(partition, keys, columns, tags=tags, token=token, closes=closes))
 
     def get(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> dict[str, Column]:
-        return self._thread.run(self.client.get(partition, keys, fields))
+        return self._loop.run(self.client.get(partition, keys, fields))
 
     def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> Located:
-        return self._thread.run(self.client.lookup(partition, keys, fields))
+        return self._loop.run(self.client.lookup(partition, keys, fields))
 
     def list(self, partition: str | None = None) -> dict[str, dict[str, Tag]]:
-        return self._thread.run(self.client.list(partition))
+        return self._loop.run(self.client.list(partition))
 
     def clear(self, partition: str, keys: Sequence[str]) -> None:
-        self._thread.run(self.client.clear(partition, keys))
+        self._loop.run(self.client.clear(partition, keys))
 
     def lease(
         self, partition: str, task: str, *, groups: int = 0, uids: Sequence[str] = (), wait: float = 60.0,
         holder: str | None = None,
     ) -> Leased:  # fmt: skip
         work = self.client.lease(partition, task, groups=groups, uids=uids, wait=wait, holder=holder)
-        return self._thread.run(work)
+        return self._loop.run(work)
 
     def renew(self, partition: str, token: Token) -> None:
-        self._thread.run(self.client.renew(partition, token))
+        self._loop.run(self.client.renew(partition, token))
 
     def ack(self, partition: str, token: Token, uids: Sequence[str], *, step: int = 0) -> None:
-        self._thread.run(self.client.ack(partition, token, uids, step=step))
+        self._loop.run(self.client.ack(partition, token, uids, step=step))
 
     def nack(
         self, partition: str, token: Token, uids: Sequence[str], *, reason: str = "", poison: bool = False
     ) -> None:
-        self._thread.run(self.client.nack(partition, token, uids, reason=reason, poison=poison))
+        self._loop.run(self.client.nack(partition, token, uids, reason=reason, poison=poison))
 
     def drop(self, partition: str, uids: Sequence[str], reason: str) -> None:
-        self._thread.run(self.client.drop(partition, uids, reason))
+        self._loop.run(self.client.drop(partition, uids, reason))
 
     def watch(self, partition: str, since: int, *, wait: float = 60.0) -> Changes:
-        return self._thread.run(self.client.watch(partition, since, wait=wait))
+        return self._loop.run(self.client.watch(partition, since, wait=wait))
 
     def open_trainer(self, partition: str, step: int) -> Restored:
-        return self._thread.run(self.client.open_trainer(partition, step))
+        return self._loop.run(self.client.open_trainer(partition, step))
 
     def commit_step(self, partition: str, step: int) -> None:
-        self._thread.run(self.client.commit_step(partition, step))
+        self._loop.run(self.client.commit_step(partition, step))
 
     def release_holder(self, holder: str, *, died: bool = True) -> None:
-        self._thread.run(self.client.release_holder(holder, died=died))
+        self._loop.run(self.client.release_holder(holder, died=died))
 
     def stats(self) -> QueueStats:
-        return self._thread.run(self.client.stats())
+        return self._loop.run(self.client.stats())
 
     def close(self) -> None:
         """End this client; a second call does nothing."""
-        if self._thread.alive:
+        if self._loop.alive:
             try:
-                self._thread.run(self.client.close())
+                self._loop.run(self.client.close())
             finally:
-                self._thread.close()
+                self._loop.close()
 
     def __enter__(self) -> SyncQueueClient:
         return self
