@@ -17,14 +17,16 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transfer_queue.controller_core import ControllerCore
 from transfer_queue.errors import Invalid
 from transfer_queue.net.codec import MAX_FRAME, decode_request, encode, failed_of
-from transfer_queue.net.links import Listener, ZmqListener
+from transfer_queue.net.curve import check_network_endpoint, is_network
+from transfer_queue.net.links import JointListener, Listener, ZmqListener
 from transfer_queue.net.messages import Bye, Hello, Response, Welcome
+from transfer_queue.net.nuisance import Nuisance
 from transfer_queue.net.sockets import check_endpoint
 from transfer_queue.net.stream import StreamListener
 from transfer_queue.net.transport import host_id, read_key
@@ -43,7 +45,10 @@ FORGET_AFTER = 60.0
 class ControllerServer:
     """Invariant: nothing that a peer sends ends the server; what is not understood is counted and ignored."""
 
-    def __init__(self, endpoint: str, make_core: Callable[[Callable[[str, Response], None]], ControllerCore]) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], key: str, make_core: Callable[[Callable[[str, Response], None]], ControllerCore]
+    ) -> None:
+        """Listens at unix://PATH, ipc://PATH or curve://IP:PORT, the last with `key`. Raises Invalid."""
         self._loop = asyncio.get_running_loop()
         self._host = host_id()
         self._greeting: tuple[str, Hello, int] | None = None  # the client, its Hello, its process by the kernel's word
@@ -51,13 +56,12 @@ class ControllerServer:
         self._away: dict[str, asyncio.TimerHandle] = {}
         self._answers: list[tuple[str, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self.malformed = 0
+        self._nuisance = Nuisance(log, "a malformed message was ignored")
         self._core = make_core(self._send)
-        path = check_endpoint(endpoint, ("unix", "ipc"))
-        make, at = (StreamListener, path) if endpoint.startswith("unix:") else (ZmqListener, endpoint)
-        self._listener: Listener = make(
-            at, on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse
-        )
+        make = [_listener_at(endpoint, key) for endpoint in endpoints]
+        self._listener: Listener = (make[0] if len(make) == 1 else functools.partial(JointListener, make))(
+            on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse,
+        )  # fmt: skip
         self._turn_ends()
 
     def close(self) -> None:
@@ -91,9 +95,12 @@ class ControllerServer:
         self._arm()
 
     def _refuse(self, why: str) -> None:
-        self.malformed += 1
-        if self.malformed & (self.malformed - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the disk
-            log.warning("a malformed message was ignored (%d so far): %s", self.malformed, why)
+        self._nuisance.note(why)
+
+    @property
+    def malformed(self) -> int:
+        """Messages ignored so far."""
+        return self._nuisance.count
 
     def _send(self, client: str, response: Response) -> None:
         """What the core has to say; it goes out at the end of the turn."""
@@ -114,7 +121,9 @@ class ControllerServer:
         if client in self._watched or not 0 < (pid or hello.pid) <= MAX_PID:
             return
         if not pid and hello.host != self._host:
-            log.warning("client %s is not of this pid namespace: its death goes unnoticed", _short(client))
+            log.info(
+                "client %s is not of this pid namespace: only the end of its connection is noticed", _short(client)
+            )
             return
         pid = pid or hello.pid
         try:
@@ -174,20 +183,25 @@ class ControllerServer:
 
 async def serve_controller(
     directory: Path, endpoint: str, *, run: str, key_file: str, stop: asyncio.Event, segment_bytes: int,
-    ready: Callable[[], None], fsync: bool = False,
+    ready: Callable[[], None], fsync: bool = False, network: str | None = None,
 ) -> None:  # fmt: skip
-    """Run the controller of `directory` until `stop`; it goes on where the journal there ends. Raises Corrupt."""
+    """Run the controller of `directory` until `stop`; it goes on where the journal there ends. Raises Corrupt.
+
+    `network` (curve://IP:PORT) is where clients of other nodes find it.
+    """
     lock = lock_file(directory / "controller.lock", "the controller", wait=5.0)
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().set_exception_handler(functools.partial(_fail, failed))
 
+    key = read_key(key_file)
+
     def make_core(send: Callable[[str, Response], None]) -> ControllerCore:
         return ControllerCore.recover(
-            directory / "journal", send=send, now=time.monotonic(), run=run, key=read_key(key_file),
+            directory / "journal", send=send, now=time.monotonic(), run=run, key=key,
             segment_bytes=segment_bytes, fsync=fsync,
         )  # fmt: skip
 
-    server = ControllerServer(endpoint, make_core)
+    server = ControllerServer([endpoint, *([network] if network else [])], key, make_core)
     gc.collect()
     gc.freeze()  # what was recovered is not looked through again
     try:
@@ -200,6 +214,16 @@ async def serve_controller(
     finally:
         server.close()
         os.close(lock)
+
+
+def _listener_at(endpoint: str, key: str) -> Callable[..., Listener]:
+    if is_network(endpoint):
+        scheme, _ = check_network_endpoint(endpoint)
+        if scheme != "curve":
+            raise Invalid(f"{endpoint}: requests by TCP are only served with CURVE; use curve://IP:PORT")
+        return functools.partial(ZmqListener, endpoint, key=key)
+    path = check_endpoint(endpoint, ("unix", "ipc"))
+    return functools.partial(*((StreamListener, path) if endpoint.startswith("unix:") else (ZmqListener, endpoint)))
 
 
 def _fail(failed: asyncio.Future[None], loop: asyncio.AbstractEventLoop, context: dict) -> None:

@@ -35,7 +35,7 @@ from transfer_queue.net.bulk_session import (
     session_key,
 )
 from transfer_queue.net.credentials import credentials
-from transfer_queue.net.curve import NetworkListener, connect_to, is_network
+from transfer_queue.net.curve import SEALED, NetworkListener, connect_to, is_network
 from transfer_queue.net.messages import Message
 from transfer_queue.net.nuisance import Nuisance
 from transfer_queue.net.sockets import EventSocket, bind_private, check_endpoint
@@ -45,9 +45,6 @@ log = logging.getLogger(__name__)
 
 CHUNK = 8 << 20
 """Bytes per frame."""
-
-SEALED = 1024
-"""Bytes that CURVE adds to a frame at most."""
 
 WINDOW = 32 << 20
 """Bytes on their way between a unit and one client."""

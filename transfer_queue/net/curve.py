@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 from zmq.utils import z85
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_MS = 5000
 """A connection that has not proved itself by then is closed: half-open ones do not pile up."""
+
+SEALED = 1024
+"""Bytes that CURVE adds to a frame at most."""
 
 USUAL = ((zmq.HEARTBEAT_IVL, 2000), (zmq.HEARTBEAT_TIMEOUT, 6000), (zmq.HANDSHAKE_IVL, HANDSHAKE_MS))
 """Both sides of a connection ask for a sign of life: a machine that is gone sends no end of connection."""
@@ -43,7 +46,7 @@ class NetworkListener:
 
     def __init__(
         self, endpoint: str, keys: Credentials, on_frames: Callable[[list[bytes]], None],
-        options: list[tuple[int, int]],
+        options: Sequence[tuple[int, int]],
     ) -> None:  # fmt: skip
         """Raises Invalid for an endpoint that is none, or cannot be bound here."""
         scheme, place = check_network_endpoint(endpoint)

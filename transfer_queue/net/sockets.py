@@ -77,7 +77,7 @@ def check_endpoint(endpoint: str, schemes: Sequence[str] = ("ipc",)) -> str:
     """The path of an endpoint on this node. Raises Invalid for one that is not served, or whose path is too long."""
     scheme, _, path = endpoint.partition("://")
     if scheme == "tcp":
-        raise Invalid(f"{endpoint}: tcp is only served with CURVE keys, which this version does not have; use ipc://")
+        raise Invalid(f"{endpoint}: requests by TCP need CURVE keys; use curve://IP:PORT, or a path on this node")
     if scheme not in schemes or not path:
         raise Invalid(f"{endpoint!r} is not an endpoint; expected {' or '.join(f'{name}://PATH' for name in schemes)}")
     if len(os.fsencode(path)) > MAX_IPC_PATH:

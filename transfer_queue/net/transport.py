@@ -7,7 +7,7 @@ between, or fails by its deadline with an error that names who waited for what, 
                      link is down -> not ready; up again -> Hello again -> unanswered requests again, with the same
                      ids, so that a controller that has already applied one only repeats its reply
 
-Which link: a Unix stream on one node (net/stream.py, unix://PATH), else ZeroMQ (net/links.py).
+Which link: a Unix stream on one node (net/stream.py, unix://PATH), else ZeroMQ with CURVE (net/links.py, curve://IP:PORT).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
+from transfer_queue.net.addresses import endpoint_of
 from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, error_of
+from transfer_queue.net.curve import is_network
 from transfer_queue.net.links import Link, ZmqLink
 from transfer_queue.net.messages import (
     VERSION,
@@ -87,8 +89,9 @@ class SocketTransport:
         self.on_orphan: Callable[[Any, Reply], None] = ignore
         self.on_lost: Callable[[], None] = ignore
         self._address = address
-        self._endpoint = address["socket"]
-        check_endpoint(self._endpoint, ("unix", "ipc"))
+        self._endpoint = endpoint_of(address)
+        if not is_network(self._endpoint):
+            check_endpoint(self._endpoint, ("unix", "ipc"))
         self._waiters = Waiters(name, f"the controller of run {address['run']!r} at {self._endpoint}")
         self._key = read_key(address["key_file"])
         self._process = os.getpid()
@@ -174,7 +177,9 @@ class SocketTransport:
     def _open(self) -> Link:
         identity, (scheme, _, path) = new_identity(self.name), self._endpoint.partition("://")
         events = {"on_up": self._greet, "on_down": self._down, "on_frame": self._on_frame}
-        return StreamLink(path, identity, **events) if scheme == "unix" else ZmqLink(self._endpoint, identity, **events)
+        if scheme == "unix":
+            return StreamLink(path, identity, **events)
+        return ZmqLink(self._endpoint, identity, key=self._key, **events)
 
     def _down(self) -> None:
         if self._ready:
