@@ -273,7 +273,9 @@ class SegmentGrants:
             elif at := [i for i, size in enumerate(coming) if size >= nbytes]:
                 coming.pop(at[0])
             else:
-                self._ask_large(size_class(nbytes)) or self._ask_large(-(-nbytes // PAGE) * PAGE)
+                for size in (size_class(nbytes), -(-nbytes // PAGE) * PAGE):
+                    if self._ask_large(size):
+                        break
         for _, number, unit in idle:
             unit.large = [segment for segment in unit.large if segment.segment != number]
             self._forget(number)

@@ -4,7 +4,7 @@ functions that make tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -81,12 +81,61 @@ def _value(column: Column) -> Any:
 def _stack(values: Sequence[Any]) -> Any:
     """Objects as a NonTensorStack; tensors that are ragged in several dimensions as a strided nested tensor."""
     import torch
-    from tensordict import NonTensorData, NonTensorStack
+    from tensordict import NonTensorStack
 
     tensors = bool(values) and all(is_tensor(value) and value.ndim for value in values)
     if tensors and len({(value.dtype, value.ndim) for value in values}) == 1:
         return torch.nested.as_nested_tensor(list(values), layout=torch.strided)
-    return NonTensorStack(*(NonTensorData(value) for value in values))
+    return NonTensorStack(*wrapped(values))
+
+
+def wrapped(values: Sequence[Any]) -> list[Any]:
+    """`NonTensorData(value)` for each value, six times as fast as its constructor: each is a copy of what the
+    constructor makes of the first value of that type, as long as it is of a form that can be copied."""
+    from tensordict import NonTensorData
+
+    makers: dict[type, Callable[[Any], Any]] = {}
+    result = []
+    for value in values:
+        make = makers.get(type(value))
+        if make is None:
+            make = makers[type(value)] = _maker(value) if type(value) in _AS_THEY_ARE else NonTensorData
+        result.append(make(value))
+    return result
+
+
+_AS_THEY_ARE = frozenset({str, bytes, int, float, bool, type(None), dict, list, tuple})
+
+
+def _maker(value: Any) -> Callable[[Any], Any]:
+    """What makes NonTensorData of values of this type: a copy of a prototype, or the constructor if tensordict builds
+    them in a way that is not known here."""
+    from tensordict import NonTensorData, TensorDict
+
+    prototype = NonTensorData(value)
+    outer, inner = vars(prototype), vars(prototype).get("_tensordict")
+    plain = outer.get("_non_tensordict")
+    known = {"_tensordict", "_non_tensordict", "_is_initialized"}
+    if set(outer) != known or outer["_is_initialized"] is not True or type(inner) is not TensorDict:
+        return NonTensorData
+    state = dict(vars(inner))
+    if state.pop("_tensordict", None) != {} or any(isinstance(part, (dict, list, set)) for part in state.values()):
+        return NonTensorData
+    if type(plain) is not dict or plain.get("data") is not value or not _is_flat(plain):
+        return NonTensorData
+    new, kind = object.__new__, type(prototype)
+
+    def make(value: Any) -> Any:
+        empty, data = new(TensorDict), new(kind)
+        empty.__dict__.update(state, _tensordict={})
+        data.__dict__.update(_tensordict=empty, _non_tensordict={**plain, "data": value}, _is_initialized=True)
+        return data
+
+    return make
+
+
+def _is_flat(plain: Mapping[str, Any]) -> bool:
+    return all(isinstance(part, (bool, type(None))) for name, part in plain.items() if name != "data")
 
 
 def _is_tensordict(fields: Any) -> TypeGuard[TensorDict]:

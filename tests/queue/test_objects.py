@@ -7,9 +7,11 @@ import enum
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transfer_queue.errors import Corrupt
-from transfer_queue.storage.objects import decode_object, encode_object
+from transfer_queue.storage.objects import decode_object, decode_objects, encode_object, encode_objects
 
 
 class Colour(enum.IntEnum):
@@ -90,3 +92,63 @@ def _types(value):
     if isinstance(value, (list, tuple)):
         return (type(value), [_types(v) for v in value])
     return type(value)
+
+
+def trees(leaves):
+    return st.recursive(
+        leaves,
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.text(max_size=4) | st.integers(-(2**63), 2**64 - 1), inner, max_size=4)
+            | st.tuples(inner, inner)
+        ),
+        max_leaves=8,
+    )
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9) | st.binary()
+
+
+@given(st.lists(trees(LEAVES), max_size=12))
+def test_values_encoded_at_once_are_the_bytes_of_each_and_decode_at_once(values):
+    encoded = encode_objects(values)
+    assert encoded == [encode_object(value) for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)])
+    decoded = decode_objects(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+    assert decoded == values
+    assert repr(decoded) == repr(values)
+
+
+class Flattened(str):
+    pass
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("wrong", [Flattened("x"), {1, 2}, {None: 1}, object(), collections.OrderedDict(a=1)], ids=repr)
+def test_a_value_of_another_type_anywhere_in_a_column_names_its_row(wrong, depth):
+    for _ in range(depth):
+        wrong = {"a": [wrong]}
+    values = [{"a": ["x"]}] * 5 + [wrong]
+    with pytest.raises(TypeError, match="field 'f' row 5"):
+        encode_objects(values, field="f")
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["\ud800"]])
+def test_text_that_is_no_unicode_names_its_row(value):
+    with pytest.raises(TypeError, match="field 'f' row 1"):
+        encode_objects(["a", value], field="f")
+
+
+def test_a_value_that_contains_itself_is_an_error_however_often():
+    cycle: list = []
+    cycle.extend([cycle] * 100)
+    with pytest.raises(TypeError, match="row 1: nested too deeply"):
+        encode_objects(["a", cycle])
+
+
+@pytest.mark.parametrize("size", [0, 1, 600])
+def test_bytes_that_no_object_has_are_corrupt_in_a_column_too(size):
+    good = encode_object("x" * size)
+    data = np.frombuffer(good + b"\xc1" + good, np.uint8)
+    with pytest.raises(Corrupt):
+        decode_objects(data, np.array([0, len(good), len(good) + 1, 2 * len(good) + 1]))

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Block
-from transfer_queue.storage.objects import decode_object, encode_object
+from transfer_queue.storage.memory import Empty
+from transfer_queue.storage.objects import decode_object, decode_objects, encode_objects
 
 ALIGN = 64
 """Blocks and the values in them start at multiples of a cache line."""
@@ -80,9 +82,9 @@ class Column:
     @staticmethod
     def objects(rows: Sequence[Any], *, field: str = "value") -> Column:
         """A column of Python objects. Raises TypeError naming field and row for a type that cannot come back."""
-        encoded = [encode_object(value, field=field, row=i) for i, value in enumerate(rows)]
+        encoded = encode_objects(rows, field=field)
         offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-        np.cumsum([len(e) for e in encoded], out=offsets[1:])
+        np.cumsum(list(map(len, encoded)), out=offsets[1:])
         values = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         return Column("object", "|u1", (), values, offsets, len(encoded))
 
@@ -110,7 +112,12 @@ class Column:
 
     def rows_list(self) -> list[Any]:
         """All rows: numpy views, or Python objects."""
-        return [self[i] for i in range(self.rows)]
+        if self.kind == "object":
+            assert self.offsets is not None
+            return decode_objects(self.values, self.offsets)
+        if self.offsets is None:
+            return list(self.values)
+        return [self.values[a:b] for a, b in pairwise(self.offsets.tolist())]
 
     def lengths(self) -> np.ndarray:
         """Length of each row of a ragged or object column, in elements or bytes."""
@@ -118,31 +125,35 @@ class Column:
             raise Invalid("a dense column has no row lengths; see `shape`")
         return np.diff(self.offsets)
 
-    def take(self, index: np.ndarray | Sequence[int]) -> Column:
-        """The rows at `index`, in that order, copied. Raises IndexError for a row that is none."""
+    def take(self, index: np.ndarray | Sequence[int], *, empty: Empty = np.empty) -> Column:
+        """The rows at `index`, in that order, copied to memory from `empty`. Raises IndexError for what is no row."""
         index = np.asarray(index, dtype=np.int64)
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"rows {int(index.min())}..{int(index.max())} of a column of {self.rows} rows")
         if len(index) and index[-1] - index[0] == len(index) - 1 and (index[1:] - index[:-1] == 1).all():
-            return self._slice(int(index[0]), int(index[-1]) + 1)
+            return self._slice(int(index[0]), int(index[-1]) + 1, empty)
         if self.offsets is None:
-            return Column(self.kind, self.dtype, self.shape, self.values[index], None, len(index))
+            values = empty((len(index), *self.shape), self.values.dtype)
+            np.take(self.values, index, axis=0, out=values, mode="clip")  # "raise" would copy once more
+            return Column(self.kind, self.dtype, self.shape, values, None, len(index))
         starts, lengths = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
         offsets = np.zeros(len(index) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        values = _gather(self.values, starts, lengths, offsets)
+        values = _gather(self.values, starts, lengths, offsets, empty)
         return Column(self.kind, self.dtype, self.shape, values, offsets, len(index))
 
-    def _slice(self, start: int, end: int) -> Column:
+    def _slice(self, start: int, end: int, empty: Empty) -> Column:
         """Consecutive rows, copied: one memcpy."""
         if self.offsets is None:
-            return Column(self.kind, self.dtype, self.shape, self.values[start:end].copy(), None, end - start)
+            values = _copied(self.values[start:end], empty)
+            return Column(self.kind, self.dtype, self.shape, values, None, end - start)
         first, last = int(self.offsets[start]), int(self.offsets[end])
         offsets = self.offsets[start : end + 1] - first
-        return Column(self.kind, self.dtype, self.shape, self.values[first:last].copy(), offsets, end - start)
+        values = _copied(self.values[first:last], empty)
+        return Column(self.kind, self.dtype, self.shape, values, offsets, end - start)
 
     @staticmethod
-    def concat(columns: Sequence[Column]) -> Column:
+    def concat(columns: Sequence[Column], *, empty: Empty = np.empty) -> Column:
         """The rows of all columns, in order, copied. Raises Invalid if kind, dtype or shape differ."""
         if not columns:
             raise Invalid("cannot concatenate no columns")
@@ -151,7 +162,7 @@ class Column:
             if (column.kind, column.dtype, column.shape) != (first.kind, first.dtype, first.shape):
                 raise Invalid(f"columns differ: {first.describe()} and {column.describe()}")
         rows = sum(c.rows for c in columns)
-        values = np.concatenate([c.values for c in columns])
+        values = joined([c.values for c in columns], empty)
         if first.offsets is None:
             return Column(first.kind, first.dtype, first.shape, values, None, rows)
         offsets = np.zeros(rows + 1, dtype=np.int64)
@@ -248,13 +259,30 @@ def _offsets_fit(offsets: np.ndarray, count: int) -> bool:
     return bool(offsets[0] == 0 and offsets[-1] <= count and (offsets[1:] >= offsets[:-1]).all())
 
 
-def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def joined(arrays: Sequence[np.ndarray], empty: Empty = np.empty) -> np.ndarray:
+    """Arrays of one dtype, end to end along their first dimension, in memory from `empty`."""
+    first = arrays[0]
+    out = empty((sum(map(len, arrays)), *first.shape[1:]), first.dtype)
+    return np.concatenate(arrays, out=out)
+
+
+def _copied(values: np.ndarray, empty: Empty) -> np.ndarray:
+    out = empty(values.shape, values.dtype)
+    np.copyto(out, values)
+    return out
+
+
+def _gather(
+    values: np.ndarray, starts: np.ndarray, lengths: np.ndarray, offsets: np.ndarray, empty: Empty
+) -> np.ndarray:  # fmt: skip
     """The pieces values[start : start + length], end to end."""
     total = int(offsets[-1])
     item = values.nbytes // len(values) if len(values) else 0
+    out = empty((total, *values.shape[1:]), values.dtype)
     if len(starts) == 1 or total * item > LONG_ROW_BYTES * len(starts):
-        out = np.empty((total, *values.shape[1:]), values.dtype)
         for start, length, at in zip(starts.tolist(), lengths.tolist(), offsets.tolist(), strict=False):
             out[at : at + length] = values[start : start + length]
         return out
-    return values[np.arange(total) + np.repeat(starts - offsets[:-1], lengths)]
+    index = np.arange(total)
+    index += np.repeat(starts - offsets[:-1], lengths)
+    return np.take(values, index, axis=0, out=out, mode="clip")

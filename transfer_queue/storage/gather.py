@@ -8,7 +8,8 @@ import numpy as np
 
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Located
-from transfer_queue.storage.columns import Column
+from transfer_queue.storage.columns import Column, joined
+from transfer_queue.storage.memory import Empty
 
 FEW_ROWS_PER_BLOCK = 4
 """Up to this many rows per block on average, rows are joined one by one; above, block by block."""
@@ -28,36 +29,38 @@ def places(located: Located) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def gather(field: str, block: np.ndarray, row: np.ndarray, columns: Mapping[int, Column]) -> Column:
-    """A copy of row `row[i]` of column `columns[block[i]]` for each i.
+def gather(
+    field: str, block: np.ndarray, row: np.ndarray, columns: Mapping[int, Column], *, empty: Empty = np.empty
+) -> Column:
+    """A copy of row `row[i]` of column `columns[block[i]]` for each i, in memory from `empty`.
 
     Columns of one field that were put in different forms are brought together: fixed rows become ragged where that
     says the same, and what still differs becomes an object column of arrays.
     """
     if len(block) == 1:
-        return columns[int(block[0])].take(row)
+        return columns[int(block[0])].take(row, empty=empty)
     used, inverse = np.unique(block, return_inverse=True)
     parts = _alike(field, [columns[b] for b in used.tolist()])
     if len(parts) == 1:
-        return parts[0].take(row)
+        return parts[0].take(row, empty=empty)
     if len(block) <= FEW_ROWS_PER_BLOCK * len(parts):
-        return _join_rows(parts, inverse, row)
+        return _join_rows(parts, inverse, row, empty)
     order = np.argsort(inverse, kind="stable")
     starts = np.searchsorted(inverse[order], np.arange(len(parts) + 1))
-    taken = [part.take(row[order[a:b]]) for part, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
-    joined = Column.concat(taken)
+    taken = [part.take(row[order[a:b]], empty=empty) for part, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
+    result = Column.concat(taken, empty=empty)
     if (order[1:] > order[:-1]).all():
-        return joined
+        return result
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    return joined.take(back)
+    return result.take(back, empty=empty)
 
 
-def _join_rows(parts: list[Column], part: np.ndarray, row: np.ndarray) -> Column:
+def _join_rows(parts: list[Column], part: np.ndarray, row: np.ndarray, empty: Empty) -> Column:
     first = parts[0]
     pairs = list(zip(part.tolist(), row.tolist(), strict=True))
     if first.offsets is None:
-        values = np.concatenate([parts[p].values[r : r + 1] for p, r in pairs])
+        values = joined([parts[p].values[r : r + 1] for p, r in pairs], empty)
         return Column(first.kind, first.dtype, first.shape, values, None, len(pairs))
     pieces = []
     offsets = np.zeros(len(pairs) + 1, np.int64)
@@ -69,7 +72,7 @@ def _join_rows(parts: list[Column], part: np.ndarray, row: np.ndarray) -> Column
         pieces.append(piece)
         total += len(piece)
         offsets[i + 1] = total
-    return Column(first.kind, first.dtype, first.shape, np.concatenate(pieces), offsets, len(pairs))
+    return Column(first.kind, first.dtype, first.shape, joined(pieces, empty), offsets, len(pairs))
 
 
 def _alike(field: str, parts: list[Column]) -> list[Column]:

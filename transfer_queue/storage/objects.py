@@ -9,6 +9,8 @@ Nothing is ever unpickled or imported by name; torch is imported only to make a 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import msgspec
@@ -20,6 +22,15 @@ _TUPLE, _BIG_INT, _ARRAY, _SCALAR, _TENSOR = 1, 2, 3, 4, 5
 
 _ARRAY_KINDS = frozenset("biufcmMUS")
 _PLAIN = frozenset({str, bool, float, type(None), bytes})
+_CARRIED = _PLAIN | {int, dict, list}
+_KEYS = frozenset({str, int})
+
+_MAX_LEVELS, _MAX_NODES = 64, 1 << 24
+"""Deeper or larger than this is looked at value by value; it may contain itself."""
+
+_LONG_VALUE = 512
+"""Bytes of a value from which decoding one by one costs less than a copy of all."""
+
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _TORCH_DTYPES = frozenset(
     [
@@ -61,6 +72,28 @@ def encode_object(value: Any, *, field: str = "value", row: int = 0) -> bytes:
         raise TypeError(f"field {field!r} row {row}: {error}") from None
 
 
+def encode_objects(values: Sequence[Any], *, field: str = "value") -> list[bytes]:
+    """Each of `values` as msgpack. Raises TypeError as `encode_object` does."""
+    if _carried(values):
+        try:
+            return list(map(_encoder.encode, values))
+        except (RecursionError, OverflowError, UnicodeEncodeError, ValueError):
+            pass  # value by value tells which it is, or stores it as an extension
+    return [encode_object(value, field=field, row=i) for i, value in enumerate(values)]
+
+
+def decode_objects(data: np.ndarray, offsets: np.ndarray) -> list[Any]:
+    """The values that lie at `data[offsets[i] : offsets[i + 1]]`. Raises Corrupt."""
+    rows, total = len(offsets) - 1, int(offsets[-1])
+    if rows > 1 and total < _LONG_VALUE * rows and int(offsets[0]) == 0:
+        try:
+            return _list_decoder.decode(b"\xdd" + rows.to_bytes(4, "big") + data[:total].tobytes())  # as one array
+        except (msgspec.DecodeError, RecursionError, TypeError, ValueError, OverflowError):
+            pass  # value by value tells which it is
+    view = data.data
+    return [decode_object(view[a:b]) for a, b in pairwise(offsets.tolist())]
+
+
 def decode_object(data: bytes | memoryview | np.ndarray) -> Any:
     """The value again. Raises Corrupt for bytes that `encode_object` cannot have made."""
     try:
@@ -71,6 +104,25 @@ def decode_object(data: bytes | memoryview | np.ndarray) -> Any:
 
 class _Unsupported(Exception):
     pass
+
+
+def _carried(values: Sequence[Any]) -> bool:
+    """Whether msgpack carries all of these as they are: told level by level, for all values at once."""
+    level: list[Any] = list(values)
+    for _ in range(_MAX_LEVELS):
+        kinds = set(map(type, level))
+        if not kinds <= _CARRIED:
+            return False
+        dicts = [value for value in level if type(value) is dict] if dict in kinds else []
+        lists = [value for value in level if type(value) is list] if list in kinds else []
+        if not set(map(type, chain.from_iterable(dicts))) <= _KEYS:
+            return False
+        if sum(map(len, dicts)) + sum(map(len, lists)) > _MAX_NODES:
+            return False
+        level = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
+        if not level:
+            return True
+    return False
 
 
 def _pack(value: Any, path: str) -> Any:
@@ -154,3 +206,4 @@ def _unpack_tensor(head: _ArrayHead) -> Any:
 
 
 _decoder = msgspec.msgpack.Decoder(ext_hook=_unpack)
+_list_decoder = msgspec.msgpack.Decoder(list, ext_hook=_unpack)
