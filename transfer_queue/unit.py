@@ -88,8 +88,10 @@ class Unit:
             log.warning("unit %d: the controller did not take new segments: %s", self.files.unit, error)
 
     def _make(self, push: MakeSegments) -> SegmentsMade:
+        """Large ones are untouched: their writer does not map them at first, see UnitAccess.open_for_write."""
+        touch = push.nbytes <= self._segment_bytes
         try:
-            return SegmentsMade(self.files.unit, self.files.make(push.count, push.nbytes))
+            return SegmentsMade(self.files.unit, self.files.make(push.count, push.nbytes, touch=touch))
         except OSError as error:
             message = f"{self.files.directory}: {error.strerror} for {push.count} x {push.nbytes} bytes"
             log.error("unit %d cannot make segments: %s", self.files.unit, message)
