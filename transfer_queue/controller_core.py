@@ -32,22 +32,28 @@ import msgspec
 
 from transfer_queue import wording
 from transfer_queue.errors import Corrupt, DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
+from transfer_queue.fetching import Fetching
 from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger
 from transfer_queue.net.messages import (
     VERSION,
     Admit,
     Bye,
+    ClearPartition,
     Commit,
     Committed,
+    Consume,
     Expire,
     Failed,
+    Fetch,
+    Find,
     Granted,
     Hello,
     Keep,
     Lease,
     Life,
     ListKeys,
+    Located,
     Lookup,
     LoseSegments,
     Mutation,
@@ -60,6 +66,7 @@ from transfer_queue.net.messages import (
     ReleaseHolder,
     Reply,
     Request,
+    ResetConsumption,
     Response,
     SegmentRequest,
     SegmentsMade,
@@ -82,12 +89,15 @@ UNIT_GRACE = 10.0
 RETRY_AFTER = 1.0
 """Seconds; the hint to who got no credit in the time that it would wait."""
 
-ADMITS, LEASES, WATCHES, LOOKUPS, SEGMENTS = "admits", "leases", "watches", "lookups", "segments"
-"""What can be waited for: the first three in each partition."""
+ADMITS, LEASES, WATCHES, FETCHES = "admits", "leases", "watches", "fetches"
+"""What can be waited for in each partition."""
 
-_WAITS = {Admit: ADMITS, Lease: LEASES, Watch: WATCHES}
+LOOKUPS, SEGMENTS = "lookups", "segments"
+"""What can be waited for besides."""
 
-REPEATABLE = (ListKeys, Lookup, Watch, Stats, Bye)
+_WAITS = {Admit: ADMITS, Lease: LEASES, Watch: WATCHES, Fetch: FETCHES}
+
+REPEATABLE = (ListKeys, Lookup, Find, Watch, Stats, Bye)
 """Requests that may be done again when they are sent again: their answers are not kept."""
 
 
@@ -111,6 +121,7 @@ class ControllerCore:
         spare_segments: int = 2,
         run: str = "",
         key: str = "",
+        fetching: Fetching | None = None,
     ) -> None:
         """With an empty `run` or `key`, Hello is not checked against it."""
         self.ledger = ledger
@@ -120,6 +131,7 @@ class ControllerCore:
         self._clients: dict[str, str] = {}  # identity -> Hello name
         self._seq = 0
         self._parking = Parking()
+        self._fetching = fetching if fetching is not None else Fetching()
         self._replies = Replies()
         self._grants = SegmentGrants(
             self._push, use=ledger.segments.use, segment_bytes=segment_bytes, spare_segments=spare_segments
@@ -137,6 +149,7 @@ class ControllerCore:
         segment_bytes: int = 8 << 20,
         spare_segments: int = 2,
         fsync: bool = False,
+        fetching: Fetching | None = None,
     ) -> ControllerCore:
         """A core that goes on where the journal at `journal_path` ends, in a new life; makes the file if need be.
 
@@ -158,6 +171,7 @@ class ControllerCore:
             spare_segments=spare_segments,
             run=run,
             key=key,
+            fetching=fetching,
         )
         core._seq, core._replies = seq, replies
         core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)
@@ -236,12 +250,12 @@ class ControllerCore:
     def _serve(self, client: str, request: Request, now: float) -> Reply | None:
         """The answer, or None if the request was parked. Raises QueueError."""
         match request.body:
-            case Admit() | Lease() | Watch() | Lookup() | SegmentRequest() as body:
+            case Admit() | Lease() | Watch() | Lookup() | Find() | Fetch() | SegmentRequest() as body:
                 reply = self._attempt(body, client, request.id, now)
                 return reply if reply is not None else self._park(request.id, body, client, now)
             case Commit() as body:
                 return self._commit(body, client, request.id, now)
-            case Expire() | LoseSegments() | Life() as body:
+            case Expire() | LoseSegments() | Life() | Consume() as body:
                 raise Invalid(f"{type(body).__name__} is the controller's own")
             case RegisterUnit() | SegmentsMade() as body:
                 return self._unit(body, client, now)
@@ -252,7 +266,10 @@ class ControllerCore:
             case Hello() | Bye():
                 return Ok()
             case body:
-                return self._accept(body, now, client, request.id)
+                reply = self._accept(body, now, client, request.id)
+                if isinstance(body, ClearPartition | ResetConsumption):
+                    self._fetching.forget(body.partition)
+                return reply
 
     def _accept(self, mutation: Mutation, now: float, client: str = "", request: int = 0) -> Reply:
         """Apply a mutation and journal it. Raises QueueError, with nothing changed."""
@@ -273,8 +290,13 @@ class ControllerCore:
             case Watch():
                 changed = self.ledger.sequence(body.partition) != body.since
                 return self.ledger.changes(body.partition, body.since) if changed else None
+            case Fetch():
+                chosen = self._fetching.answer(self.ledger, body)
+                return self._accept(chosen, now, client, request) if isinstance(chosen, Consume) else chosen
             case Lookup():
                 return self._lookup(body)
+            case Find():
+                return self._find(body)
             case SegmentRequest():
                 return self._segment(body, client, first)
 
@@ -287,7 +309,17 @@ class ControllerCore:
 
     def _lookup(self, m: Lookup) -> Reply | None:
         """Right after a restart of the controller, units that have not registered yet are waited for."""
-        located = self.ledger.lookup(m.partition, m.keys, m.fields)
+        return self._with_units(self.ledger.lookup(m.partition, m.keys, m.fields))
+
+    def _find(self, m: Find) -> Reply | None:
+        """With places, as `_lookup`."""
+        rows = self.ledger.find(m)
+        if rows.located is None:
+            return rows
+        located = self._with_units(rows.located)
+        return msgspec.structs.replace(rows, located=located) if located is not None else None
+
+    def _with_units(self, located: Located) -> Located | None:
         numbers = sorted({unit_of(block.segment) for block in located.blocks})
         if not all(number in self._grants.units for number in numbers):
             return None
@@ -339,7 +371,7 @@ class ControllerCore:
 
     def _park(self, request: int, body: Waiting, client: str, now: float) -> Reply | None:
         """Let a request wait; the answer if it does not want to."""
-        wait = UNIT_GRACE if isinstance(body, Lookup) else body.wait
+        wait = UNIT_GRACE if isinstance(body, Lookup | Find) else body.wait
         deadline = now + min(max(0.0, wait), MAX_WAIT)
         parked = Parked(client, request, body, _waits_in(body), now, deadline)
         if deadline <= now:
@@ -353,6 +385,7 @@ class ControllerCore:
         """Serve those whose wait a change may have ended: in one partition, or (None) in all."""
         for name in list(self.ledger.partitions) if partition is None else [partition]:
             self._retry((ADMITS, name), now, in_order=True)
+            self._retry((FETCHES, name), now)
             self._wake_leases(name, now)
             self._retry((WATCHES, name), now)
         if self.ledger.leases.idled:
@@ -409,7 +442,9 @@ class ControllerCore:
                 return Failed(QueueFull.code, wording.admit(self.ledger, body, who, waited, now), RETRY_AFTER)
             case SegmentRequest() as body:
                 return Failed(QueueFull.code, wording.segment(self._grants, body, who, waited), RETRY_AFTER)
-            case Lookup() as body:
+            case Fetch() as body:
+                return Failed(DeadlineExceeded.code, self._fetching.wording(self.ledger, body, waited))
+            case Lookup() | Find() as body:
                 return Failed(Disconnected.code, wording.lookup(self._grants.stats(), body, who, waited))
 
     # --- answers ----------------------------------------------------------------------------------------------
@@ -440,7 +475,7 @@ def _replay(ledger: Ledger, record: Record, path: str | Path) -> Reply:
 def _waits_in(body: Waiting) -> Hashable:
     """The queue in which a request waits."""
     match body:
-        case Lookup():
+        case Lookup() | Find():
             return LOOKUPS
         case SegmentRequest():
             return SEGMENTS

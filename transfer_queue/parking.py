@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_queue.net.messages import Admit, Lease, Lookup, Reply, SegmentRequest, Watch
+from transfer_queue.net.messages import Admit, Fetch, Find, Lease, Lookup, Reply, SegmentRequest, Watch
 
 KEPT_REPLIES = 256
 """Answers kept per client. A client has far fewer requests in flight."""
@@ -18,7 +18,7 @@ KEPT_CLIENTS = 4096
 """Clients whose answers are kept, those heard from last."""
 
 
-Waiting = Admit | Lease | Watch | Lookup | SegmentRequest
+Waiting = Admit | Lease | Watch | Lookup | Find | Fetch | SegmentRequest
 """The requests that may wait."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.checks import some
-from transfer_queue.net.messages import Admit, Lease, Lookup, SegmentRequest, UnitStats
+from transfer_queue.net.messages import Admit, Find, Lease, Lookup, SegmentRequest, UnitStats
 
 
 def lease(ledger: Ledger, m: Lease, waited: float, now: float) -> str:
@@ -34,7 +34,7 @@ def admit(ledger: Ledger, m: Admit, who: str, waited: float, now: float) -> str:
     p = ledger.partition(m.partition)
     return (
         f"{who!r} waited {waited:.1f} s for credit for {len(m.groups)} groups in partition {m.partition!r}: "
-        f"{p.outstanding()} of {p.max_groups or 'unlimited'} are outstanding, {p.rows.blocks.nbytes} of "
+        f"{p.outstanding()} of {p.max_groups or 'unlimited'} are outstanding, {p.rows.nbytes} of "
         f"{p.max_bytes or 'unlimited'} bytes live. Now: {ledger.situation(m.partition, now)}. Credit returns when "
         "groups are trained or dropped, bytes when their step is committed (CommitStep); wait longer, or raise "
         "max_groups or max_bytes"
@@ -57,9 +57,10 @@ def segment(grants: SegmentGrants, m: SegmentRequest, who: str, waited: float) -
     )
 
 
-def lookup(units: list[UnitStats], m: Lookup, who: str, waited: float) -> str:
+def lookup(units: list[UnitStats], m: Lookup | Find, who: str, waited: float) -> str:
+    count = len(m.keys) if m.keys is not None else ""
     return (
-        f"{who!r} waited {waited:.1f} s to read {len(m.keys)} rows of partition {m.partition!r} that lie in a storage "
+        f"{who!r} waited {waited:.1f} s to read {count} rows of partition {m.partition!r} that lie in a storage "
         f"unit which has not registered since the controller restarted ({_units(units) or 'none has'}). Look at the "
         "units' logs"
     )

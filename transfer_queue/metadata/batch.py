@@ -49,9 +49,9 @@ class SampleMeta:
 class BatchMeta:
     """Rows named by serial (`global_indexes`), with what is known of their fields.
 
-    A serial names one row for ever: a BatchMeta that outlives its rows finds none, never others. Pieces cut from a batch
-    share its arrays and tags. `production_status` is 1 for rows that have all the fields of the batch; `custom_meta` are
-    their tags. `extra_info` may be assigned. Rows of several partitions may stand in one batch.
+    A serial names one row for ever: a BatchMeta that outlives its rows finds none, never others. Pieces cut from a
+    batch share its arrays and tags. `production_status` is 1 for rows that have all the fields of the batch;
+    `custom_meta` are their tags. `extra_info` may be assigned. Rows of several partitions may stand in one batch.
     """
 
     __slots__ = ("_partitions", "custom_meta", "extra_info", "field_schema", "indexes", "production_status")
@@ -242,8 +242,8 @@ class BatchMeta:
         return [self.select_samples(rows) for rows in places.values()]
 
     def union(self, other: BatchMeta) -> BatchMeta:
-        """The fields, tags and extra_info of both (where both have one, the other's), of the same rows; ready where both
-        are. Raises ValueError if the rows differ."""
+        """The fields, tags and extra_info of both (where both have one, the other's), of the same rows; ready where
+        both are. Raises ValueError if the rows differ."""
         if not np.array_equal(self.indexes, other.indexes) or self.partition_ids != other.partition_ids:
             raise ValueError(f"union of {self} and {other}: they must be of the same rows in the same order")
         joined = self._with(slice(None), {**self.field_schema, **other.field_schema})

@@ -14,8 +14,8 @@ from transfer_queue.net.messages import Token
 class KVBatchMeta:
     """Keys of rows with their tags, and the fields that all of them have.
 
-    Invariants: one tag dict per key; no key and no field twice (ValueError). `tags` and `extra_info` are copied, each tag
-    by itself, so that changing them here changes them nowhere else. `token` fences writes made under a lease. All
+    Invariants: one tag dict per key; no key and no field twice (ValueError). `tags` and `extra_info` are copied, each
+    tag by itself, so that changing them here changes them nowhere else. `token` fences writes made under a lease. All
     attributes may be assigned.
     """
 
