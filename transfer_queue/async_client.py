@@ -157,7 +157,8 @@ class QueueClient:
 
         await self._store(partition, packed, send)
         reply = committed[-1]
-        return KVBatchMeta(keys, reply.tags, partition, reply.fields, token=token)
+        merged = reply.tags if reply.tags is not None else tags or [{}] * len(keys)
+        return KVBatchMeta(keys, merged, partition, reply.fields, token=token)
 
     async def get(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> dict[str, Column]:
         """Fields of rows, in the order of the keys, copied; `None` = all that every row has. Raises NotFound."""

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound, QueueError, QueueFull
 from transfer_queue.ledger import Ledger
+from transfer_queue.ledger.tags import unpack
 from transfer_queue.net import messages as m
 
 P, MAX_GROUPS, TTL = "p", 4, 10.0
@@ -508,9 +509,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def rows_and_live_bytes_are_those_of_the_model(self) -> None:
         p = self.ledger.partitions[P]
         assert set(p.rows.ids) == set(self.model.rows)
-        assert {key: p.rows.tags[row] for key, row in p.rows.ids.items()} == self.model.tags
-        assert p.rows.blocks.nbytes == self.model.nbytes()
-        assert p.rows.blocks.nbytes == sum(use.nbytes for use in self.ledger.segments.use.values())
+        assert {key: unpack(p.rows.tags[row]) for key, row in p.rows.ids.items()} == self.model.tags
+        assert p.rows.nbytes == self.model.nbytes()
+        assert p.rows.nbytes == sum(use.nbytes for use in self.ledger.segments.use.values())
         visible = set(self.ledger.listing(P).partitions[P])
         hidden = {u for u, group in self.model.groups.items() if group.state == "trained"}
         assert visible == {key for key in self.model.rows if key.rsplit("_", 2)[0] not in hidden}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import msgspec
 import pytest
 
 from transfer_queue.errors import Conflict, Invalid, NotFound
@@ -20,6 +21,10 @@ TASKS = [m.TaskSpec("generate", "prompt"), m.TaskSpec("train", "rows", "incarnat
 
 def block(field: str, rows: int, offset: int = 0) -> m.Block:
     return m.Block(field, 5, offset, 8 * rows, rows, "dense", "<i8", (), 0)
+
+
+def encoded(value: object) -> bytes:
+    return msgspec.msgpack.encode(value)
 
 
 def opened(**credit: int) -> Ledger:
@@ -82,7 +87,7 @@ def test_lookup_finds_rows_across_blocks_and_names_what_is_missing() -> None:
     ledger.apply(m.Commit("p", ["c", "a"], [block("x", 2, 128)], [{"score": 1}, {"score": 2}]), 1.0)
     located = ledger.lookup("p", ["b", "nobody", "a", "c"])
     assert located.keys == ["b", "a", "c"]
-    assert located.tags == [{}, {"score": 2}, {"score": 1}]
+    assert encoded(located.tags) == encoded([{}, {"score": 2}, {"score": 1}])
     (place,) = located.places
     assert place.field == "x"
     assert [located.blocks[i].offset for i in place.block[::4]] == [0, 128, 128]

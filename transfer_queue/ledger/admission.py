@@ -54,10 +54,8 @@ def admit(ledger: Ledger, m: Admit, now: float) -> Ok:
     new, lost = check_admit(p, m)
     if not has_credit(p, m, len(new)):
         raise QueueFull(why_full(p, len(new)))
-    rows = [p.rows.add(spec.uid, None) for _, spec in new] + [group.prompt for _, group in lost]
-    index = [at for at, _ in new] + [at for at, _ in lost]
-    for block in m.blocks:
-        p.rows.write(block, rows, index)
+    rows = p.rows.add([spec.uid for _, spec in new]) + [group.prompt for _, group in lost]
+    p.rows.write(m.blocks, rows, [at for at, _ in new] + [at for at, _ in lost])
     for (_, spec), row in zip(new, rows, strict=False):
         group = Group.of(spec, row, now)
         p.rows.owner[row] = group
@@ -107,13 +105,13 @@ def has_credit(p: Partition, m: Admit, new: int) -> bool:
         return True
     if p.max_groups and p.outstanding() + new > p.max_groups:
         return False
-    return not p.max_bytes or p.rows.blocks.nbytes + sum(block.nbytes for block in m.blocks) <= p.max_bytes
+    return not p.max_bytes or p.rows.nbytes + sum(block.nbytes for block in m.blocks) <= p.max_bytes
 
 
 def why_full(p: Partition, new: int) -> str:
     trained = len(p.by_state["trained"])
     return (
         f"no credit for {new} more groups in partition {p.name!r}: {p.outstanding()} of {p.max_groups or 'unlimited'} "
-        f"are outstanding, {p.rows.blocks.nbytes} of {p.max_bytes or 'unlimited'} bytes live, {trained} trained groups "
+        f"are outstanding, {p.rows.nbytes} of {p.max_bytes or 'unlimited'} bytes live, {trained} trained groups "
         "wait for CommitStep. Credit returns when groups are trained or dropped; bytes when their step is committed"
     )

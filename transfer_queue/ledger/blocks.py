@@ -1,22 +1,28 @@
-"""Which blocks hold live rows, and what that keeps alive in each segment."""
+"""Where bytes lie: the puts of a partition whose rows live, and what that keeps alive in each segment."""
 
 from __future__ import annotations
 
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from sys import intern
 
+from transfer_queue.ledger.fieldsets import FieldSets
 from transfer_queue.net.messages import Block
-
-BlockId = tuple[str, int]
-"""Partition and number."""
 
 
 @dataclass(slots=True)
 class SegmentUse:
-    """What lives in one segment. `end` is the highest byte that a block in it ever reached."""
+    """What lives in one segment. `end` is the highest byte that a block in it ever reached.
+
+    `puts` names, by partition, all puts with a live block here; one whose other blocks live elsewhere may stay listed.
+    """
 
     nbytes: int = 0
+    blocks: int = 0
     end: int = 0
-    blocks: set[BlockId] = field(default_factory=set)
+    puts: dict[PutTable, set[int]] = field(default_factory=dict)
 
 
 class Segments:
@@ -29,19 +35,32 @@ class Segments:
         self.use: dict[int, SegmentUse] = {}
         self._emptied: set[int] = set()
 
-    def add(self, number: BlockId, block: Block) -> None:
-        use = self.use.setdefault(block.segment, SegmentUse())
-        use.blocks.add(number)
-        use.nbytes += block.nbytes
-        use.end = max(use.end, block.offset + block.nbytes)
+    def add(self, table: PutTable, put: int, segment: int, end: int, nbytes: int, blocks: int = 1) -> None:
+        use = self.use.get(segment)
+        if use is None:
+            use = self.use[segment] = SegmentUse()
+        use.puts.setdefault(table, set()).add(put)
+        use.nbytes += nbytes
+        use.blocks += blocks
+        if end > use.end:
+            use.end = end
 
-    def remove(self, number: BlockId, block: Block) -> None:
-        use = self.use[block.segment]
-        use.blocks.remove(number)
-        use.nbytes -= block.nbytes
+    def remove(self, segment: int, nbytes: int) -> None:
+        """A block is dead."""
+        use = self.use[segment]
+        use.nbytes -= nbytes
+        use.blocks -= 1
         if not use.blocks:
-            del self.use[block.segment]
-            self._emptied.add(block.segment)
+            del self.use[segment]
+            self._emptied.add(segment)
+
+    def forget(self, table: PutTable, put: int, segment: int) -> None:
+        """All blocks of a put are dead."""
+        use = self.use.get(segment)
+        if use is not None and (puts := use.puts.get(table)) is not None:
+            puts.discard(put)
+            if not puts:
+                del use.puts[table]
 
     def take_emptied(self) -> set[int]:
         """Segments whose last live block died since the last call."""
@@ -49,57 +68,200 @@ class Segments:
         return {segment for segment in emptied if segment not in self.use}
 
 
-class BlockTable:
-    """The live blocks of one partition, by number.
+class Layout:
+    """What the blocks of a put have in common with those of many other puts; the rest are numbers, packed.
 
-    Invariants: a block is live as long as a field of a row lies in it; `rows[b]` counts those rows; `nbytes` is the sum
-    over all live blocks. Numbers are reused.
+    The numbers of a put: rows, then per block segment, offset, nbytes, digest and its shape.
     """
 
-    def __init__(self, partition: str, segments: Segments) -> None:
-        self.blocks: list[Block | None] = []
-        self.rows: list[int] = []
+    def __init__(self, number: int, kinds: Sequence[tuple[str, str, str, int]], mask: int) -> None:
+        """`kinds`: per block field, kind, dtype, dimensions of its shape."""
+        self.number = number
+        self.mask = mask
+        self.kinds = [(intern(name), intern(kind), intern(dtype), dims) for name, kind, dtype, dims in kinds]
+        self.place = {name: i for i, (name, *_) in enumerate(self.kinds)}
+        self._starts = [1]
+        for *_, dims in self.kinds:
+            self._starts.append(self._starts[-1] + 4 + dims)
+        self._struct = struct.Struct(f"<{self._starts[-1]}Q")
+
+    def pack(self, blocks: Sequence[Block]) -> bytes:
+        numbers = [blocks[0].rows]
+        for b in blocks:
+            numbers += (b.segment, b.offset, b.nbytes, b.digest, *b.shape)
+        return self._struct.pack(*numbers)
+
+    def blocks(self, data: bytes) -> list[Block]:
+        numbers = self._struct.unpack(data)
+        return [self._block(numbers, at, kind) for at, kind in zip(self._starts, self.kinds, strict=False)]
+
+    def extents(self, data: bytes) -> list[tuple[int, int, int]]:
+        """Segment, offset and nbytes of each block."""
+        numbers = self._struct.unpack(data)
+        return [numbers[at : at + 3] for at in self._starts[:-1]]
+
+    @staticmethod
+    def _block(numbers: Sequence[int], at: int, kind: tuple[str, str, str, int]) -> Block:
+        name, form, dtype, dims = kind
+        segment, offset, nbytes, digest = numbers[at : at + 4]
+        shape = tuple(numbers[at + 4 : at + 4 + dims])
+        return Block(name, segment, offset, nbytes, numbers[0], form, dtype, shape, digest)  # pyright: ignore[reportArgumentType]
+
+
+class PutTable:
+    """The blocks of one partition that rows point to, put by put.
+
+    A row has at most one place in a put, for all the fields that it still has from it. Invariants: `rows[p]` counts the
+    rows with a place in put p, `_less[p][i]` those of them that no longer have the field of its block i there; a block
+    lives as long as a row has its field there; `nbytes` is the sum over all live blocks. Numbers are reused.
+    """
+
+    def __init__(self, sets: FieldSets, segments: Segments) -> None:
         self.nbytes = 0
-        self._free: list[int] = []
-        self._partition = partition
+        self.rows = array("i")
+        self._layouts: list[Layout] = []
+        self._by_kinds: dict[tuple, Layout] = {}
+        self._layout: list[Layout | None] = []
+        self._data: list[bytes] = []
+        self._less: dict[int, list[int]] = {}
+        self._free = array("i")
+        self._sets = sets
         self._segments = segments
 
+    def layout(self, put: int) -> Layout:
+        layout = self._layout[put]
+        assert layout is not None
+        return layout
+
+    def blocks(self, put: int) -> list[Block]:
+        """All blocks of a put, dead ones too."""
+        return self.layout(put).blocks(self._data[put])
+
+    def block(self, put: int, name: str) -> Block:
+        return self.blocks(put)[self.layout(put).place[name]]
+
+    def add(self, blocks: Sequence[Block], rows: int) -> int:
+        """Store the blocks (at least one) of a put, in which `rows` (at least 1) rows live; its number."""
+        layout = self._layout_of(blocks)
+        put = self._store(layout, layout.pack(blocks), rows)
+        first = blocks[0].segment
+        if all(block.segment == first for block in blocks):
+            end = max(block.offset + block.nbytes for block in blocks)
+            nbytes = sum(block.nbytes for block in blocks)
+            self._segments.add(self, put, first, end, nbytes, len(blocks))
+            self.nbytes += nbytes
+            return put
+        for block in blocks:
+            self._segments.add(self, put, block.segment, block.offset + block.nbytes, block.nbytes)
+            self.nbytes += block.nbytes
+        return put
+
+    def release(self, put: int, rows: int, had: int) -> None:
+        """`rows` rows leave a put, of which they had the fields `had` (a mask); it dies with the last."""
+        self.rows[put] -= rows
+        less = self._less.get(put)
+        if less is not None:
+            for i, (name, *_) in enumerate(self.layout(put).kinds):
+                if not had & self._sets.bit(name):
+                    less[i] -= rows
+                elif less[i] == self.rows[put]:
+                    self._bury(put, [i])
+        elif not self.rows[put]:
+            self._bury(put, range(len(self.layout(put).kinds)))
+        if not self.rows[put]:
+            self._forget(put)
+
+    def mask(self, put: int, rows: int, lost: int) -> None:
+        """`rows` rows of a put lose the fields `lost` (a mask), which they had, and keep others."""
+        kinds = self.layout(put).kinds
+        less = self._less.setdefault(put, [0] * len(kinds))
+        for i, (name, *_) in enumerate(kinds):
+            if lost & self._sets.bit(name):
+                less[i] += rows
+                if less[i] == self.rows[put]:
+                    self._bury(put, [i])
+
     def rename(self, partition: str) -> None:
-        for use in self._segments.use.values():
-            mine = {(partition, number) for name, number in use.blocks if name == self._partition}
-            use.blocks = {block for block in use.blocks if block[0] != self._partition} | mine
+        """The partition has another name now."""
+        for number, block in enumerate(self.blocks):
+            if block is not None:
+                uses = self._segments.use[block.segment].blocks
+                uses.remove((self._partition, number))
+                uses.add((partition, number))
         self._partition = partition
 
-    def __getitem__(self, number: int) -> Block:
-        block = self.blocks[number]
-        assert block is not None
-        return block
+    def in_segments(self, segments: Iterable[int]) -> dict[int, int]:
+        """The puts with a block in any of `segments`, and the mask of the fields of these blocks."""
+        lost = set(segments)
+        found: dict[int, int] = {}
+        for put in sorted(
+            {put for s in lost if s in self._segments.use for put in self._segments.use[s].puts.get(self, ())}
+        ):
+            hit = [block.field for block in self.blocks(put) if block.segment in lost]
+            found[put] = self._sets.mask(hit)
+        return found
 
-    def add(self, block: Block, rows: int) -> int:
-        """Store a block in which `rows` (at least 1) rows live; its number."""
+    def dump(self) -> object:
+        """By number: layout, numbers, rows (0: the number is free)."""
+        kinds = [layout.kinds for layout in self._layouts]
+        numbers = [-1 if layout is None else layout.number for layout in self._layout]
+        less = [[put, counts] for put, counts in self._less.items()]
+        return [kinds, numbers, self._data, self.rows.tobytes(), self._free.tobytes(), less]
+
+    def load(self, kinds: list, numbers: list[int], data: list[bytes], rows: bytes, free: bytes, less: list) -> None:
+        for kind in kinds:
+            self._new_layout([tuple(each) for each in kind])
+        self._layout = [None if number < 0 else self._layouts[number] for number in numbers]
+        self._data = data
+        self.rows.frombytes(rows)
+        self._free.frombytes(free)
+        self._less = {put: counts for put, counts in less}
+        for put, layout in enumerate(self._layout):
+            if layout is not None:
+                self._count(put, layout)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _count(self, put: int, layout: Layout) -> None:
+        """Account the live blocks of a loaded put."""
+        less, rows = self._less.get(put), self.rows[put]
+        for i, (segment, offset, nbytes) in enumerate(layout.extents(self._data[put])):
+            if less is None or less[i] < rows:
+                self._segments.add(self, put, segment, offset + nbytes, nbytes)
+                self.nbytes += nbytes
+
+    def _store(self, layout: Layout, data: bytes, rows: int) -> int:
         if self._free:
-            number = self._free.pop()
-            self.blocks[number], self.rows[number] = block, rows
+            put = self._free.pop()
+            self._layout[put], self._data[put], self.rows[put] = layout, data, rows
         else:
-            number = len(self.blocks)
-            self.blocks.append(block)
+            put = len(self._data)
+            self._layout.append(layout)
+            self._data.append(data)
             self.rows.append(rows)
-        self.nbytes += block.nbytes
-        self._segments.add((self._partition, number), block)
-        return number
+        return put
 
-    def release(self, number: int, rows: int) -> None:
-        """`rows` rows fewer live in a block; it dies with the last."""
-        self.rows[number] -= rows
-        if self.rows[number]:
-            return
-        block = self[number]
-        self.nbytes -= block.nbytes
-        self._segments.remove((self._partition, number), block)
-        self.blocks[number] = None
-        self._free.append(number)
+    def _bury(self, put: int, blocks: Iterable[int]) -> None:
+        extents = self.layout(put).extents(self._data[put])
+        for i in blocks:
+            segment, _, nbytes = extents[i]
+            self.nbytes -= nbytes
+            self._segments.remove(segment, nbytes)
 
-    def in_segments(self, segments: set[int]) -> list[int]:
-        """The numbers of this partition's blocks that lie in any of `segments`."""
-        uses = (self._segments.use.get(segment) for segment in segments)
-        return sorted(n for use in uses if use for partition, n in use.blocks if partition == self._partition)
+    def _forget(self, put: int) -> None:
+        for segment in {segment for segment, *_ in self.layout(put).extents(self._data[put])}:
+            self._segments.forget(self, put, segment)
+        self._less.pop(put, None)
+        self._layout[put], self._data[put] = None, b""
+        self._free.append(put)
+
+    def _layout_of(self, blocks: Sequence[Block]) -> Layout:
+        kinds = tuple([(b.field, b.kind, b.dtype, len(b.shape)) for b in blocks])
+        found = self._by_kinds.get(kinds)
+        return found if found is not None else self._new_layout(kinds)
+
+    def _new_layout(self, kinds: Sequence[tuple[str, str, str, int]]) -> Layout:
+        layout = Layout(len(self._layouts), kinds, self._sets.mask(name for name, *_ in kinds))
+        self._layouts.append(layout)
+        self._by_kinds[tuple(kinds)] = layout
+        return layout

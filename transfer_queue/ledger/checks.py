@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from itertools import islice
 
 import numpy as np
@@ -25,9 +27,16 @@ def check_name(what: str, name: str) -> None:
         raise Invalid(f"{what} {name[:40]!r} has {len(name)} characters; expected 1 to {MAX_NAME}")
 
 
-def check_unique(what: str, names: Sequence[str]) -> None:
+def check_names(what: str, names: Sequence[str]) -> None:
+    """`check_name` of each."""
+    if names and not 0 < min(map(len, names)) <= max(map(len, names)) <= MAX_NAME:
+        for name in names:
+            check_name(what, name)
+
+
+def check_unique(what: str, names: Sequence[Hashable]) -> None:
     if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = [name for name, count in Counter(names).items() if count > 1]
         raise Invalid(f"{what} given twice: {some(twice)}")
 
 
@@ -60,8 +69,8 @@ def check_blocks(blocks: Sequence[Block], rows: int) -> None:
         check_name("field", block.field)
         if block.rows != rows:
             raise Invalid(f"column {block.field!r} has {block.rows} rows, the message has {rows}")
-        if min(block.offset, block.nbytes, block.segment, *block.shape) < 0:
-            raise Invalid(f"column {block.field!r}: negative segment, offset, size or shape")
+        if min(block.offset, block.nbytes, block.segment, block.digest, *block.shape) < 0:
+            raise Invalid(f"column {block.field!r}: negative segment, offset, size, digest or shape")
         if block.kind == "dense":
             _check_dense(block)
         elif block.nbytes < 8 * (block.rows + 1):
@@ -69,8 +78,7 @@ def check_blocks(blocks: Sequence[Block], rows: int) -> None:
 
 
 def _check_dense(block: Block) -> None:
-    size = 2 if block.dtype == "bfloat16" else _itemsize(block)
-    expected = size * block.rows
+    expected = _itemsize(block) * block.rows
     for extent in block.shape:
         expected *= extent
     if expected != block.nbytes:
@@ -82,12 +90,22 @@ def _check_dense(block: Block) -> None:
 
 def _itemsize(block: Block) -> int:
     try:
-        dtype = np.dtype(block.dtype)
+        return _size_of(block.dtype)
+    except TypeError as error:
+        raise Invalid(f"column {block.field!r}: dtype {block.dtype!r} {error}") from None
+
+
+@lru_cache(256)
+def _size_of(dtype: str) -> int:
+    if dtype == "bfloat16":
+        return 2
+    try:
+        found = np.dtype(dtype)
     except TypeError:
-        raise Invalid(f"column {block.field!r}: unknown dtype {block.dtype!r}") from None
-    if dtype.hasobject:
-        raise Invalid(f"column {block.field!r}: dtype {block.dtype!r} holds references")
-    return dtype.itemsize
+        raise TypeError("is unknown") from None
+    if found.hasobject:
+        raise TypeError("holds references")
+    return found.itemsize
 
 
 def check_spec(spec: GroupSpec) -> None:
@@ -110,7 +128,7 @@ def check_task(task: TaskSpec) -> None:
         raise Invalid(f"task {task.name!r} leases prompts: there are no rows yet whose {task.fields} it could wait for")
 
 
-def some(names: Sequence[str], limit: int = 5) -> str:
+def some(names: Sequence[object], limit: int = 5) -> str:
     """The first few names, and how many more there are."""
     text = ", ".join(repr(name) for name in islice(names, limit))
     return text if len(names) <= limit else f"{text} and {len(names) - limit} more"

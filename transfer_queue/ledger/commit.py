@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import Conflict, Fenced, Invalid
 from transfer_queue.keys import split_row_key, try_split_row_key
-from transfer_queue.ledger.checks import check_blocks, check_name, check_tag, check_unique, some
+from transfer_queue.ledger.checks import check_blocks, check_name, check_names, check_unique, some
 from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
 from transfer_queue.ledger.order import unpacked
 from transfer_queue.ledger.partition import Partition
+from transfer_queue.ledger.tags import EMPTY, merge, pack_all, shown
 from transfer_queue.net.messages import Clear, Commit, Committed, Ok, SessionClose
 
 if TYPE_CHECKING:
@@ -22,22 +24,26 @@ if TYPE_CHECKING:
 class _Plan:
     """A commit that was found acceptable: per key its row (None: new) and, if it has one, its group and session."""
 
-    rows: list[int | None] = field(default_factory=list)
-    places: list[tuple[Group, int | None] | None] = field(default_factory=list)
+    rows: list[int | None]
+    tags: list[bytes] | None
+    places: list[tuple[Group, int | None] | None]
+    keys: dict[tuple[str, int | None], set[str]] = field(default_factory=dict)
+    """By uid and session, of the groups."""
 
 
 def commit(ledger: Ledger, m: Commit, now: float) -> Committed:
     """Without token and closes, it makes the partition if need be: a plain key-value put needs no ceremony."""
     plain = m.token is None and not m.closes
     p = ledger.find_or_new(m.partition) if plain else ledger.partition(m.partition)
-    _check_form(m)
+    tags = _check_form(m)
     lease = p.require(m.token) if m.token is not None else None
-    plan = _plan_rows(p, m, lease)
+    plan = _plan_rows(p, m, lease, tags)
     for close in m.closes:
-        _check_close(p, m, plan, lease, close)
+        _check_close(p, plan, lease, close)
     ledger.keep(p)
-    rows = _write(p, m, plan)
-    reply = Committed(tags=[p.rows.tags[row] for row in rows], fields=p.rows.common_fields(rows))
+    rows, merged = _write(p, m, plan)
+    tags = [shown(p.rows.tags[row]) for row in rows] if merged else None
+    reply = Committed(tags=tags, fields=p.rows.common_fields(rows))
     touched = {place[0].uid: place[0] for place in plan.places if place is not None}
     closing = {close.uid: p.groups[close.uid] for close in m.closes}
     for close in m.closes:
@@ -69,34 +75,38 @@ def clear(ledger: Ledger, m: Clear, now: float) -> Ok:
 # --- checks: nothing is changed here ---------------------------------------------------------------------------------
 
 
-def _check_form(m: Commit) -> None:
+def _check_form(m: Commit) -> list[bytes] | None:
+    """The tags, packed."""
     check_name("partition", m.partition)
     check_unique("key", m.keys)
-    check_unique("session end", [f"{close.uid}_{close.session}" for close in m.closes])
+    check_unique("session end", [(close.uid, close.session) for close in m.closes])
     if m.blocks and not m.keys:
         raise Invalid("a commit with columns needs keys")
     check_blocks(m.blocks, len(m.keys))
-    for key in m.keys:
-        check_name("key", key)
-    if m.tags is not None:
-        if len(m.tags) != len(m.keys):
-            raise Invalid(f"{len(m.tags)} tags for {len(m.keys)} keys")
-        for key, tag in zip(m.keys, m.tags, strict=True):
-            check_tag(key, tag)
+    check_names("key", m.keys)
+    if m.tags is None:
+        return None
+    if len(m.tags) != len(m.keys):
+        raise Invalid(f"{len(m.tags)} tags for {len(m.keys)} keys")
+    return pack_all(m.keys, m.tags)
 
 
-def _plan_rows(p: Partition, m: Commit, lease: HeldLease | None) -> _Plan:
-    plan = _Plan()
+def _plan_rows(p: Partition, m: Commit, lease: HeldLease | None, tags: list[bytes] | None) -> _Plan:
     if m.rows:
         _check_rows(p, m)
-    for key in m.keys:
-        row = p.rows.ids.get(key)
+    rows = list(map(p.rows.ids.get, m.keys))
+    plan = _Plan(rows, tags, [])
+    if lease is None and not p.groups and not p.seen:  # plain rows, as nearly all of a key-value user's
+        plan.places = [None] * len(rows)
+        return plan
+    for key, row in zip(m.keys, rows, strict=True):
         place = _place(p, key, row, lease)
         if place is not None:
             _check_write(p, key, row is None, *place, lease)
+            if m.closes:
+                plan.keys.setdefault((place[0].uid, place[1]), set()).add(key)
         elif lease is not None:
             raise Fenced(f"{key!r} belongs to no group of lease {_name(lease)} ({lease.task.name!r}); commit it apart")
-        plan.rows.append(row)
         plan.places.append(place)
     return plan
 
@@ -140,7 +150,7 @@ def _check_write(p: Partition, key: str, new: bool, group: Group, session: int |
         raise Conflict(f"{key!r} comes too late: session {session} of group {group.uid!r} is closed")
 
 
-def _check_close(p: Partition, m: Commit, plan: _Plan, lease: HeldLease | None, close: SessionClose) -> None:
+def _check_close(p: Partition, plan: _Plan, lease: HeldLease | None, close: SessionClose) -> None:
     group = p.groups.get(close.uid)
     what = f"end of session {close.session} of group {close.uid!r}"
     if group is None:
@@ -155,16 +165,18 @@ def _check_close(p: Partition, m: Commit, plan: _Plan, lease: HeldLease | None, 
     if group.is_closed(close.session):
         raise Conflict(f"{what}: it is closed already")
     if not close.failed:
-        _check_close_rows(p, m, plan, group, close, what)
+        _check_close_rows(p, plan, group, close, what)
 
 
-def _check_close_rows(p: Partition, m: Commit, plan: _Plan, group: Group, close: SessionClose, what: str) -> None:
+def _check_close_rows(p: Partition, plan: _Plan, group: Group, close: SessionClose, what: str) -> None:
     if not close.rows:
         raise Invalid(f"{what}: a session that succeeded has at least one row; give `failed` for one that did not")
     check_unique(f"row in the {what}", close.rows)
-    known = {p.rows.keys[row] for row in group.open_rows.get(close.session, ())}
-    known |= {key for key, place in zip(m.keys, plan.places, strict=True) if place == (group, close.session)}
+    known = plan.keys.get((group.uid, close.session), ())
     missing = [key for key in close.rows if key not in known]
+    if missing:
+        before = {p.rows.keys[row] for row in group.open_rows.get(close.session, ())}
+        missing = [key for key in missing if key not in before]
     if missing:
         raise Conflict(f"{what}: rows {some(missing)} were not committed before or with it")
 
@@ -172,20 +184,34 @@ def _check_close_rows(p: Partition, m: Commit, plan: _Plan, group: Group, close:
 # --- changes: nothing is refused here --------------------------------------------------------------------------------
 
 
-def _write(p: Partition, m: Commit, plan: _Plan) -> list[int]:
-    rows: list[int] = []
-    for key, row, place in zip(m.keys, plan.rows, plan.places, strict=True):
-        if row is None:
-            group, session = place if place is not None else (None, None)
-            row = p.rows.add(key, group)
-            if group is not None and session is not None:
-                group.open_rows.setdefault(session, []).append(row)
-        rows.append(row)
-    for row, tag in zip(rows, m.tags or (), strict=False):
-        if tag:
-            p.rows.tags[row] = {**p.rows.tags[row], **tag}
-    for block in m.blocks:
-        p.rows.write(block, rows)
+def _write(p: Partition, m: Commit, plan: _Plan) -> tuple[list[int], bool]:
+    """The rows, and whether one of them has other tags now than this message gave it."""
+    rows = _rows(p, m, plan)
+    tags = p.rows.tags
+    merged = False
+    for row, tag in zip(rows, plan.tags or repeat(EMPTY), strict=False):
+        old = tags[row]
+        if old == EMPTY:
+            tags[row] = tag
+        else:
+            tags[row] = merge(old, tag)
+            merged = True
+    p.rows.write(m.blocks, rows)
+    return rows, merged
+
+
+def _rows(p: Partition, m: Commit, plan: _Plan) -> list[int]:
+    """The row of each key, made if it is new."""
+    new = [i for i, row in enumerate(plan.rows) if row is None]
+    made = iter(p.rows.add(m.keys if len(new) == len(m.keys) else [m.keys[i] for i in new]))
+    rows = [row if row is not None else next(made) for row in plan.rows]
+    for i in new:
+        place = plan.places[i]
+        if place is not None:
+            group, session = place
+            p.rows.owner[rows[i]] = group
+            if session is not None:
+                group.open_rows.setdefault(session, []).append(rows[i])
     return rows
 
 

@@ -12,6 +12,7 @@ from transfer_queue.ledger.checks import check_name
 from transfer_queue.ledger.order import packed, unpacked
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.queries import hidden, placed
+from transfer_queue.ledger.tags import shown
 from transfer_queue.net.messages import (
     AdoptPartitions,
     ClearPartition,
@@ -48,20 +49,20 @@ def describe(
     p: Partition, rows: np.ndarray, fields: Sequence[str] | None, task: str = "", *, located: bool = False
 ) -> Rows:
     """These rows as an answer; fields that the partition does not have are in no row."""
-    names = [name for name in (sorted(p.rows.places) if fields is None else dict.fromkeys(fields))]
-    there = {name: p.rows.places[name].block[rows] >= 0 for name in names if name in p.rows.places}
+    names = p.rows.fields() if fields is None else list(dict.fromkeys(fields))
+    there = {name: p.rows.has(name, rows) for name in names}
     serials = p.rows.order.serial_of[rows]
     ids = rows.tolist()
-    schema = [_schema(p, name, rows, there.get(name)) for name in names]
+    schema = [_schema(p, name, rows, there[name]) for name in names]
     if fields is None:  # only those that some row has
         kept = [i for i, one in enumerate(schema) if one.dtype]
         schema, names = [schema[i] for i in kept], [names[i] for i in kept]
     return Rows(
         rows=packed(serials),
         keys=[p.rows.keys[row] for row in ids],
-        tags=[p.rows.tags[row] for row in ids],
+        tags=[shown(p.rows.tags[row]) for row in ids],
         schema=schema,
-        have=[there[name].tobytes() if name in there else bytes(len(ids)) for name in names],
+        have=[there[name].tobytes() for name in names],
         consumed=p.consumption.flags(task, serials, rows).tobytes() if task else b"",
         located=placed(p, rows, names) if located else None,
     )
@@ -72,18 +73,19 @@ def ready(p: Partition, task: str, fields: Sequence[str]) -> tuple[np.ndarray, n
     serials, rows = p.consumption.unconsumed(p.rows.order, task)
     mask = np.ones(len(rows), bool)
     for name in fields:
-        place = p.rows.places.get(name)
-        mask &= place.block[rows] >= 0 if place is not None else False
+        mask &= p.rows.has(name, rows)
     if p.groups:
         mask &= np.asarray([p.rows.owner[row] is None for row in rows.tolist()], bool)
     return serials[mask], rows[mask]
 
 
-def _schema(p: Partition, name: str, rows: np.ndarray, there: np.ndarray | None) -> FieldSchema:
+def _schema(p: Partition, name: str, rows: np.ndarray, there: np.ndarray) -> FieldSchema:
     """By the first of the rows that has the field; without dtype if none has."""
-    if there is None or not there.any():
+    if not there.any():
         return FieldSchema(name, "dense", "", ())
-    block = p.rows.blocks[int(p.rows.places[name].block[rows[int(there.argmax())]])]
+    found = p.rows.block_of(int(rows[there.argmax()]), name)
+    assert found is not None
+    block, _ = found
     return FieldSchema(name, block.kind, block.dtype, block.shape)
 
 
@@ -151,8 +153,5 @@ def _check_plain(p: Partition) -> None:
 
 
 def _check_no_groups(p: Partition, what: str) -> None:
-    open_groups = sum(group.state != "trained" for group in p.groups.values())
     if p.groups:
-        raise Conflict(
-            f"partition {p.name!r} has {len(p.groups)} groups ({open_groups} not done); ack or drop them before you {what}"
-        )
+        raise Conflict(f"partition {p.name!r} has {len(p.groups)} groups; ack or drop them before you {what}")

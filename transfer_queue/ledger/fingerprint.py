@@ -13,6 +13,7 @@ import xxhash
 from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.rows import RowTable
+from transfer_queue.ledger.tags import unpack
 
 if TYPE_CHECKING:
     from transfer_queue.ledger.ledger import Ledger
@@ -33,7 +34,7 @@ def logical_form(ledger: Ledger) -> object:
             [x.token, x.partition, x.task, x.holder, x.granted, x.deadline, sorted(x.groups)]
             for x in sorted(leases.held.values(), key=lambda x: x.token.counter)
         ],
-        "segments": sorted([segment, use.nbytes, len(use.blocks)] for segment, use in ledger.segments.use.items()),
+        "segments": sorted([segment, use.nbytes, use.blocks] for segment, use in ledger.segments.use.items()),
         "partitions": {name: _partition(p) for name, p in ledger.partitions.items()},
     }
 
@@ -51,19 +52,15 @@ def _partition(p: Partition) -> object:
         "seen": p.seen.logical_form(),
         "changes": p.changes.logical_form(),
         "counts": [p.ended, p.dropped, p.dead, p.redelivered, p.next_order, p.incarnation, p.committed],
-        "nbytes": p.rows.blocks.nbytes,
+        "nbytes": p.rows.nbytes,
     }
 
 
 def _row(rows: RowTable, row: int) -> object:
-    fields = {
-        name: [rows.blocks[int(place.block[row])], int(place.index[row])]
-        for name, place in rows.places.items()
-        if place.block[row] >= 0
-    }
+    fields = {name: rows.block_of(row, name) for name in rows.fields_of(row)}
     owner = rows.owner[row]
     serial = int(rows.order.serial_of[row])
-    return [serial, rows.tags[row], owner.uid if owner is not None else None, fields]
+    return [serial, unpack(rows.tags[row]), owner.uid if owner is not None else None, fields]
 
 
 def _group(rows: RowTable, group: Group) -> object:
@@ -75,7 +72,7 @@ def _group(rows: RowTable, group: Group) -> object:
         group.n,
         group.order,
         group.min_sessions,
-        group.tag,
+        unpack(group.tag),
         rows.keys[group.prompt],
         group.since,
         group.state,

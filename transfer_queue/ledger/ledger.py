@@ -11,7 +11,7 @@ controller comes back after its death.
     trainer.py        OpenTrainer, CommitStep, LoseSegments
     queries.py      the answers to Lookup, Find, ListKeys, Watch, Stats
     partition.py    groups and the moves between their states
-    rows.py order.py consumption.py blocks.py seen.py ready.py changes.py groups.py leases.py    the tables all this stands on
+    rows.py order.py consumption.py blocks.py seen.py ready.py changes.py groups.py leases.py    the tables underneath
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Ledger:
         return queries.lookup(self.partition(partition), keys, fields)
 
     def find(self, query: m.Find) -> m.Rows:
-        """Rows with their serials. Raises NotFound for a partition, StorageKeyNotFoundError for serials that are gone."""
+        """Rows with their serials. Raises NotFound for a partition, StorageKeyNotFoundError for serials gone."""
         return consuming.find(self.partition(query.partition), query)
 
     def listing(self, partition: str | None = None) -> m.Listing:

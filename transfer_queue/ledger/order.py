@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from transfer_queue.errors import Invalid, StorageKeyNotFoundError
@@ -15,9 +17,10 @@ class Serials:
     def __init__(self) -> None:
         self.next = 0
 
-    def take(self) -> int:
-        self.next += 1
-        return self.next - 1
+    def take(self, count: int) -> int:
+        """The first of `count` consecutive ones."""
+        self.next += count
+        return self.next - count
 
 
 class RowOrder:
@@ -36,21 +39,25 @@ class RowOrder:
         self._end = 0
         self._dead = 0
 
-    def add(self, row: int) -> None:
-        """Give a new row the next serial."""
-        if row >= len(self.serial_of):
-            self.serial_of = _grown(self.serial_of, max(2 * len(self.serial_of), row + 1), -1)
-        if self._end == len(self._log_row):
-            self._sweep_or_grow()
-        serial = self._serials.take()
-        self.serial_of[row] = self._log_serial[self._end] = serial
-        self._log_row[self._end] = row
-        self._end += 1
+    def add(self, rows: Sequence[int]) -> None:
+        """Give new rows the next serials, in their order."""
+        count, top = len(rows), max(rows) + 1
+        if top > len(self.serial_of):
+            self.serial_of = _grown(self.serial_of, max(len(self.serial_of) * 5 // 4, top), -1)
+        while self._end + count > len(self._log_row):
+            self._sweep_or_grow(count)
+        serial, end = self._serials.take(count), self._end + count
+        self._log_serial[self._end : end] = np.arange(serial, serial + count)
+        self._log_row[self._end : end] = rows
+        self.serial_of[self._log_row[self._end : end]] = self._log_serial[self._end : end]
+        self._end = end
 
-    def add_known(self, row: int, serial: int) -> None:
-        """`add`, with a serial from a snapshot. They must come in ascending order."""
-        self._serials.next = serial
-        self.add(row)
+    def load(self, serials: np.ndarray, rows: np.ndarray) -> None:
+        """What `after(-1)` gave when a snapshot was taken: all live rows, by ascending serial."""
+        self.serial_of = np.full(max(FIRST_CAPACITY, int(rows.max(initial=-1)) + 1), -1, np.int64)
+        self.serial_of[rows] = serials
+        self._log_serial, self._log_row = serials.astype(np.int64), rows.astype(np.int32)
+        self._end, self._dead = len(rows), 0
 
     def next_serial(self) -> int:
         """What no row made so far has reached."""
@@ -94,15 +101,15 @@ class RowOrder:
             )
         return rows
 
-    def _sweep_or_grow(self) -> None:
+    def _sweep_or_grow(self, count: int) -> None:
         serials, rows = self._log_serial[: self._end], self._log_row[: self._end]
         if 2 * self._dead > self._end:
             live = self.serial_of[rows] == serials
             self._end, self._dead = int(live.sum()), 0
             self._log_serial[: self._end], self._log_row[: self._end] = serials[live], rows[live]
             return
-        self._log_serial = _grown(serials, 2 * self._end, 0)
-        self._log_row = _grown(rows, 2 * self._end, 0)
+        size = self._end + max(count, self._end // 4)
+        self._log_serial, self._log_row = _grown(serials, size, 0), _grown(rows, size, 0)
 
 
 def _grown(array: np.ndarray, size: int, fill: int) -> np.ndarray:

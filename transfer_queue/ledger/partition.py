@@ -24,6 +24,7 @@ from transfer_queue.ledger.order import Serials
 from transfer_queue.ledger.ready import ReadyQueue
 from transfer_queue.ledger.rows import RowTable
 from transfer_queue.ledger.seen import SeenUids
+from transfer_queue.ledger.tags import shown
 from transfer_queue.net.messages import Group as GroupView
 from transfer_queue.net.messages import GroupState, Row, TaskSpec, Token
 
@@ -47,7 +48,7 @@ class Partition:
         self.tasks: dict[str, TaskSpec] = {}
         self.max_groups = 0
         self.max_bytes = 0
-        self.rows = RowTable(name, segments, serials)
+        self.rows = RowTable(segments, serials)
         self.consumption = Consumption()
         self.groups: dict[str, Group] = {}
         self.seen = SeenUids()
@@ -69,7 +70,6 @@ class Partition:
     def rename(self, name: str) -> None:
         """Only for a partition without leases: their book knows it by name."""
         self.name = name
-        self.rows.blocks.rename(name)
 
     # --- views ------------------------------------------------------------------------------------------------
 
@@ -98,14 +98,14 @@ class Partition:
 
     def view(self, group: Group) -> GroupView:
         """The group as readers see it now."""
-        shown = group.rows() if group.state in ("ready", "training") else []
-        rows = [Row(self.rows.keys[row], self.rows.tags[row]) for row in shown]
+        listed = group.rows() if group.state in ("ready", "training") else ()
+        rows = [Row(self.rows.keys[row], shown(self.rows.tags[row])) for row in listed]
         return GroupView(
             uid=group.uid,
             state=group.state,
             n=group.n,
             order=group.order,
-            tag=group.tag,
+            tag=shown(group.tag),
             attempt=group.attempt,
             rows=rows,
             sessions=group.ended_sessions(),
@@ -126,6 +126,7 @@ class Partition:
         del self.by_state[group.state][group.uid]
         self._withdraw(group)
         group.state, group.since, group.reason = state, now, reason
+        group.pack()
         self.by_state[state][group.uid] = group
         self._offer(group)
         self.changes.note(group.uid)
@@ -134,14 +135,14 @@ class Partition:
         """A ready group got fields: let the tasks have it that now find all of theirs."""
         rows = group.rows()
         for task in self.tasks.values():
-            if task.stage == "rows" and all(self.rows.have(field, rows) for field in task.fields):
+            if task.stage == "rows" and self.rows.have(task.fields, rows):
                 self.ready[task.name].add(group.order, group.uid)
 
     def settle(self, group: Group, now: float, reason: str = "") -> None:
         """The group is in nobody's hands: pending, ready, or dropped, as its sessions tell."""
         if not group.all_closed():
             self.move(group, "pending", now, PROMPT_LOST if group.prompt_lost else reason)
-        elif len(group.closed) >= group.min_sessions:
+        elif group.succeeded() >= group.min_sessions:
             self.move(group, "ready", now, reason)
         else:
             first = group.failures[min(group.failures)]

@@ -12,7 +12,8 @@ from transfer_queue.keys import UNNAMED
 from transfer_queue.ledger.checks import some
 from transfer_queue.ledger.groups import OUTSTANDING
 from transfer_queue.ledger.partition import Partition
-from transfer_queue.net.messages import Changes, FieldPlace, Located, PartitionStats, Tag
+from transfer_queue.ledger.tags import shown
+from transfer_queue.net.messages import Block, Changes, FieldPlace, Located, PartitionStats, Tag
 
 
 def lookup(p: Partition, keys: Sequence[str], fields: Sequence[str] | None) -> Located:
@@ -20,44 +21,54 @@ def lookup(p: Partition, keys: Sequence[str], fields: Sequence[str] | None) -> L
     found = [(key, row) for key in keys if (row := p.rows.ids.get(key)) is not None and not hidden(p, row)]
     rows = [row for _, row in found]
     names = p.rows.common_fields(rows) if fields is None else list(dict.fromkeys(fields))
-    at = np.asarray(rows, np.int64)
-    block_of: dict[str, np.ndarray] = {}
-    for name in names if rows else ():
-        if not p.rows.have(name, rows):
-            lacking = [key for key, row in found if not p.rows.have(name, [row])]
-            raise NotFound(
-                f"field {name!r} is not there (yet) for rows {some(lacking)} of partition {p.name!r}; all rows asked "
-                f"for have {p.rows.common_fields(rows)}"
-            )
-        block_of[name] = p.rows.places[name].block[at]
-    return _located(p, [key for key, _ in found], at, block_of)
+    if rows and not p.rows.have(names, rows):
+        for name in names:
+            lacking = [key for key, row in found if not p.rows.have([name], [row])]
+            if lacking:
+                raise NotFound(
+                    f"field {name!r} is not there (yet) for rows {some(lacking)} of partition {p.name!r}; all rows "
+                    f"asked for have {p.rows.common_fields(rows)}"
+                )
+    return _located(p, rows, names if rows else ())
 
 
 def placed(p: Partition, rows: np.ndarray, names: Sequence[str]) -> Located:
     """Where those of these fields lie that some row has; the block is -1 where one has not."""
-    block_of = {name: p.rows.places[name].block[rows] for name in names if name in p.rows.places}
-    block_of = {name: block for name, block in block_of.items() if (block >= 0).any()}
-    return _located(p, [p.rows.keys[row] for row in rows.tolist()], rows, block_of)
+    return _located(p, rows.tolist(), [name for name in names if p.rows.has(name, rows).any()])
 
 
-def _located(p: Partition, keys: list[str], rows: np.ndarray, block_of: dict[str, np.ndarray]) -> Located:
-    used = np.unique(np.concatenate(list(block_of.values()))) if block_of else np.empty(0, np.int32)
-    used = used[used >= 0]
-    places = [
-        FieldPlace(
-            name,
-            _packed(np.where(block >= 0, np.searchsorted(used, block), -1)),
-            _packed(p.rows.places[name].index[rows]),
-        )
-        for name, block in block_of.items()
-    ]
-    blocks = [p.rows.blocks[number] for number in used.tolist()]
-    return Located(keys=keys, tags=[p.rows.tags[row] for row in rows.tolist()], blocks=blocks, places=places)
+def _located(p: Partition, rows: list[int], names: Sequence[str]) -> Located:
+    """Each put is unpacked once, and fields that lie together share the work."""
+    blocks: list[Block] = []
+    places: list[FieldPlace] = []
+    first: dict[int, int] = {}  # put -> where its blocks begin in `blocks`
+    seen: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, bytes]] = {}
+    for name, put, index in p.rows.locate(names, rows):
+        if id(put) not in seen:
+            seen[id(put)] = (put, *_distinct(put), _packed(index))
+        _, used, which, packed_index = seen[id(put)]
+        begin = np.empty(len(used), np.int64)
+        for i, number in enumerate(used.tolist()):
+            if number >= 0 and number not in first:
+                first[number] = len(blocks)
+                blocks += p.rows.puts.blocks(number)
+            begin[i] = first[number] + p.rows.puts.layout(number).place[name] if number >= 0 else -1
+        places.append(FieldPlace(name, _packed(begin[which]), packed_index))
+    tags = [shown(p.rows.tags[row]) for row in rows]
+    return Located(keys=[p.rows.keys[row] for row in rows], tags=tags, blocks=blocks, places=places)
+
+
+def _distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct values, and which of them each is."""
+    if (values == values[0]).all():
+        return values[:1], np.zeros(len(values), np.int64)
+    return np.unique(values, return_inverse=True)
 
 
 def listing(p: Partition) -> dict[str, Tag]:
     """Keys and tags of the visible rows."""
-    return {key: p.rows.tags[row] for key, row in p.rows.ids.items() if not (key.startswith(UNNAMED) or hidden(p, row))}
+    visible = ((key, row) for key, row in p.rows.ids.items() if not (key.startswith(UNNAMED) or hidden(p, row)))
+    return {key: shown(p.rows.tags[row]) for key, row in visible}
 
 
 def changes(p: Partition, since: int) -> Changes:
@@ -77,7 +88,7 @@ def stats(p: Partition, now: float) -> PartitionStats:
     return PartitionStats(
         depth=p.depth(),
         rows=len(p.rows.ids),
-        nbytes=p.rows.blocks.nbytes,
+        nbytes=p.rows.nbytes,
         next_order=p.next_order,
         dropped=dict(p.dropped),
         redelivered=p.redelivered,

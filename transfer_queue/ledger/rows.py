@@ -2,135 +2,340 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_queue.ledger.blocks import BlockTable, Segments
+from transfer_queue.ledger.blocks import PutTable, Segments
+from transfer_queue.ledger.fieldsets import NOTHING, FieldSets
 from transfer_queue.ledger.order import RowOrder, Serials
-from transfer_queue.net.messages import Block, Tag
+from transfer_queue.ledger.tags import EMPTY
+from transfer_queue.net.messages import Block
 
 if TYPE_CHECKING:
     from transfer_queue.ledger.groups import Group
 
 FIRST_CAPACITY = 64
 
+FEW = 16
+"""So many rows are looked at one by one: that is quicker than making arrays of them."""
 
-@dataclass(slots=True)
-class Place:
-    """Where a field lies, by row id: number of the block (-1: the row has no such field) and row within it."""
+SLICE = 1 << 16
+"""Rows in one section of a snapshot."""
 
-    block: np.ndarray  # int32[capacity]
-    index: np.ndarray  # int32[capacity]
+
+class Places:
+    """One place per row: a put, the row in it, and which fields the row has from there.
+
+    Arrays by row id, int32: `fields` (a number of FieldSets; NOTHING: no place), `put` and `index` (else meaningless).
+    """
+
+    __slots__ = ("fields", "index", "put")
+
+    def __init__(self, capacity: int) -> None:
+        self.fields, self.put, self.index = (np.zeros(capacity, np.int32) for _ in range(3))
+
+    def resize(self, capacity: int) -> None:
+        for values in (self.fields, self.put, self.index):
+            values.resize(capacity, refcheck=False)  # nobody keeps views; realloc moves large arrays without a copy
 
 
 class RowTable:
-    """Rows by dense id, columnar: per field two arrays that grow geometrically. Ids are reused.
+    """Rows by dense id, columnar. Ids are reused.
 
-    Invariants: `ids` holds exactly the live rows; `places[f].block[r]` is -1 or a live block; the count of rows that
-    the block table has for a block is the number of places that point to it. Tags are replaced, never changed in place,
-    so they can be handed out.
+    A row has as many places as there are puts that it still has fields of; `places` are columns of these, and a new one
+    is begun only for a row that has none free. So a row of one put, however many fields that has, takes 12 bytes here.
+
+    Invariants: `ids` holds exactly the live rows; no two places of a row have a field in common; the puts know how many
+    rows have a place in them. Tags are packed (tags.py), and replaced, never changed in place.
     """
 
-    def __init__(self, partition: str, segments: Segments, serials: Serials) -> None:
+    def __init__(self, segments: Segments, serials: Serials) -> None:
         self.order = RowOrder(serials)
         self.ids: dict[str, int] = {}
         self.keys: list[str] = []
-        self.tags: list[Tag] = []
+        self.tags: list[bytes] = []
         self.owner: list[Group | None] = []
-        self.places: dict[str, Place] = {}
-        self.blocks = BlockTable(partition, segments)
-        self._free: list[int] = []
+        self.sets = FieldSets()
+        self.puts = PutTable(self.sets, segments)
+        self.places: list[Places] = []
+        self._free = array("i")
         self._capacity = FIRST_CAPACITY
 
-    def add(self, key: str, owner: Group | None) -> int:
-        """A new row without fields and with an empty tag; its id."""
-        if self._free:
-            row = self._free.pop()
-            self.keys[row], self.tags[row], self.owner[row] = key, {}, owner
-        else:
-            row = len(self.keys)
-            self.keys.append(key)
-            self.tags.append({})
-            self.owner.append(owner)
-            if row == self._capacity:
-                self._grow()
-        self.ids[key] = row
-        self.order.add(row)
-        return row
+    @property
+    def nbytes(self) -> int:
+        """Live bytes."""
+        return self.puts.nbytes
 
-    def write(self, block: Block, rows: Sequence[int], index: Sequence[int] | None = None) -> None:
-        """The field of `block` now lies there for `rows`, at `index` in the block (default: 0, 1, 2, ...)."""
-        if not rows:
+    def add(self, keys: Sequence[str], owner: Group | None = None) -> list[int]:
+        """New rows without fields and with empty tags; their ids."""
+        if not keys:
+            return []
+        reused = min(len(keys), len(self._free))
+        rows = [self._free.pop() for _ in range(reused)]
+        for row, key in zip(rows, keys, strict=False):
+            self.keys[row], self.owner[row] = key, owner
+        if reused < len(keys):
+            first, more = len(self.keys), len(keys) - reused
+            rows += range(first, first + more)
+            self.keys += keys[reused:]
+            self.tags += [EMPTY] * more
+            self.owner += [owner] * more
+            if first + more > self._capacity:
+                self._grow(first + more)
+        self.ids.update(zip(keys, rows, strict=True))
+        self.order.add(rows)
+        return rows
+
+    def write(self, blocks: Sequence[Block], rows: Sequence[int], index: Sequence[int] | None = None) -> None:
+        """The fields of `blocks`, one put, now lie there for `rows`, at `index` in them (default: 0, 1, 2, ...)."""
+        if not rows or not blocks:
             return
-        place = self.places.get(block.field)
-        if place is None:
-            place = self.places[block.field] = Place(*(np.full(self._capacity, -1, np.int32) for _ in range(2)))
-        if len(rows) == 1:  # an agent's commit: several times quicker than with arrays of one
-            row = rows[0]
-            if place.block[row] >= 0:
-                self.blocks.release(int(place.block[row]), 1)
-            place.block[row] = self.blocks.add(block, 1)
-            place.index[row] = 0 if index is None else index[0]
+        put = self.puts.add(blocks, len(rows))
+        mask = self.puts.layout(put).mask
+        if len(rows) == 1:
+            self._write_one(put, mask, rows[0], 0 if index is None else index[0])
             return
-        at = np.asarray(rows, np.int64)
-        self._release(place.block[at])
-        place.block[at] = self.blocks.add(block, len(rows))
-        place.index[at] = np.arange(len(rows)) if index is None else np.asarray(index)
+        at = np.asarray(rows, np.int32)
+        index_ = np.arange(len(rows), dtype=np.int32) if index is None else np.asarray(index, np.int32)
+        fields = self.sets.number(mask)
+        for places in self.places:
+            self._take(places, at, mask)
+        for places in self.places:
+            free = places.fields[at] == NOTHING
+            if free.all():
+                return _set(places, at, fields, put, index_)
+            if free.any():
+                _set(places, at[free], fields, put, index_[free])
+                at, index_ = at[~free], index_[~free]
+        _set(self._new_places(), at, fields, put, index_)
 
     def erase(self, rows: Sequence[int]) -> None:
-        """Remove rows with all their fields. The cost is (rows erased) x (fields of the partition)."""
+        """Remove rows with all their fields."""
         if not rows:
             return
         self.strip(rows)
         self.order.erase(np.asarray(rows, np.int64))
         for row in rows:
             del self.ids[self.keys[row]]
-            self.keys[row], self.tags[row], self.owner[row] = "", {}, None
+            self.keys[row], self.tags[row], self.owner[row] = "", EMPTY, None
         self._free.extend(rows)
 
     def strip(self, rows: Sequence[int]) -> None:
         """Remove all fields of rows; their keys and tags stay."""
-        at = np.asarray(rows, np.int64)
-        for place in self.places.values():
-            self._release(place.block[at])
-            place.block[at] = -1
+        at = np.asarray(rows, np.int32)
+        for places in self.places:
+            self._take(places, at, -1)
 
-    def have(self, field: str, rows: Sequence[int]) -> bool:
-        """Whether all rows have the field."""
-        place = self.places.get(field)
-        if place is None:
-            return not rows
-        block = place.block
-        if len(rows) < 8:  # indexing single elements is quicker than making an array
-            return all(block[row] >= 0 for row in rows)
-        return bool((block[np.asarray(rows, np.int64)] >= 0).all())
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def have(self, fields: Iterable[str], rows: Sequence[int]) -> bool:
+        """Whether all rows have all the fields."""
+        wanted = 0
+        for field in fields:
+            bit = self.sets.bit(field)
+            if not bit:
+                return not rows
+            wanted |= bit
+        return not rows or self._common(rows) & wanted == wanted
+
+    def has(self, field: str, rows: np.ndarray) -> np.ndarray:
+        """bool per row: whether it has the field."""
+        bit = self.sets.bit(field)
+        found = np.zeros(len(rows), bool)
+        if bit:
+            having = np.fromiter((mask & bit > 0 for mask in self.sets.bits), bool, len(self.sets.bits))
+            for places in self.places:
+                found |= having[places.fields[rows]]
+        return found
+
+    def fields(self) -> list[str]:
+        """All fields that some row had, sorted."""
+        return sorted(self.sets.names)
 
     def common_fields(self, rows: Sequence[int]) -> list[str]:
         """The fields that all rows have, sorted."""
-        return sorted(field for field in self.places if self.have(field, rows)) if rows else []
+        return self.sets.members(self._common(rows)) if rows else []
 
-    def rows_in(self, blocks: Sequence[int]) -> list[int]:
-        """The rows that have a field in any of these blocks. Looks at all rows: for the loss of a unit only."""
-        hit = np.zeros(self._capacity, bool)
-        for place in self.places.values():
-            hit |= np.isin(place.block, np.asarray(blocks, np.int32))
-        return np.flatnonzero(hit).tolist()
-
-    def _release(self, blocks: np.ndarray) -> None:
-        if len(blocks) == 1:
-            if blocks[0] >= 0:
-                self.blocks.release(int(blocks[0]), 1)
+    def locate(self, fields: Iterable[str], rows: Sequence[int]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Per field the put of each row (-1: it has no such field) and the row in it; the very same arrays for fields
+        that lie together."""
+        if not len(rows):
             return
-        for number, count in zip(*np.unique(blocks[blocks >= 0], return_counts=True), strict=True):
-            self.blocks.release(int(number), int(count))
+        at = np.asarray(rows, np.int32)
+        found = [(places.fields[at], places) for places in self.places]
+        whole = [(self.sets.bits[sets[0]], places.put[at], places.index[at]) for sets, places in found if _same(sets)]
+        for field in fields:
+            bit = self.sets.bit(field)
+            place = next(((put, index) for mask, put, index in whole if mask & bit), None)
+            yield (field, *(place if place is not None else self._mixed(bit, at, found)))
 
-    def _grow(self) -> None:
-        self._capacity *= 2
-        for field, place in self.places.items():
-            bigger = Place(*(np.full(self._capacity, -1, np.int32) for _ in range(2)))
-            bigger.block[: len(place.block)] = place.block
-            bigger.index[: len(place.index)] = place.index
-            self.places[field] = bigger
+    def block_of(self, row: int, field: str) -> tuple[Block, int] | None:
+        """The block in which a field of a row lies, and the row in it; None if the row has no such field."""
+        bit = self.sets.bit(field)
+        for places in self.places:
+            if self.sets.bits[places.fields[row]] & bit:
+                return self.puts.block(int(places.put[row]), field), int(places.index[row])
+        return None
+
+    def fields_of(self, row: int) -> list[str]:
+        """The fields of one row, sorted."""
+        return self.sets.members(self._mask(row))
+
+    def rows_in(self, segments: Iterable[int]) -> list[int]:
+        """The rows that have a field in any of these segments. Looks at all rows: for the loss of a unit only."""
+        lost = self.puts.in_segments(segments)
+        if not lost:
+            return []
+        rows: set[int] = set()
+        for places in self.places:
+            hit = np.isin(places.put, np.fromiter(lost, np.int32)) & (places.fields != NOTHING)
+            for row in np.flatnonzero(hit).tolist():
+                if self.sets.bits[places.fields[row]] & lost[int(places.put[row])]:
+                    rows.add(row)
+        return sorted(rows)
+
+    # --- snapshots ------------------------------------------------------------------------------------------------
+
+    def dump(self) -> Iterator[object]:
+        """In slices, for `load`; owners are not in it. See transfer_queue/ledger/dump.py."""
+        count = len(self.keys)
+        order = np.fromiter(self.ids.values(), np.int32, len(self.ids))
+        serials, rows = self.order.after(-1)
+        yield ["puts", self.sets.dump(), self.puts.dump()]
+        yield ["table", len(self.places), self._free.tobytes()]
+        for at in range(0, count, SLICE):
+            end = min(at + SLICE, count)
+            places = [[each[at:end].tobytes() for each in (p.fields, p.put, p.index)] for p in self.places]
+            yield ["rows", self.keys[at:end], self.tags[at:end], places]
+        if len(order) < count or (order[1:] < order[:-1]).any():
+            yield ["keys", order.tobytes()]
+        yield ["serials", serials.tobytes(), rows.astype(np.int32).tobytes()]
+
+    def load(self, section: list) -> None:
+        match section:
+            case ["puts", sets, puts]:
+                self.sets.load(*sets)
+                self.puts.load(*puts)
+            case ["table", places, free]:
+                self.places = [Places(self._capacity) for _ in range(places)]
+                self._free.frombytes(free)
+            case ["rows", keys, tags, places]:
+                self._load_rows(keys, tags, places)
+            case ["keys", order]:
+                rows = np.frombuffer(order, np.int32).tolist()
+                self.ids = {self.keys[row]: row for row in rows}
+            case ["serials", serials, rows]:
+                self.order.load(np.frombuffer(serials, np.int64), np.frombuffer(rows, np.int32))
+
+    def _load_rows(self, keys: list[str], tags: list[bytes], places: list[list[bytes]]) -> None:
+        first, end = len(self.keys), len(self.keys) + len(keys)
+        self.keys += keys
+        self.tags += tags
+        self.owner += [None] * len(keys)
+        if end > self._capacity:
+            self._grow(end)
+        for into, parts in zip(self.places, places, strict=True):
+            for values, part in zip((into.fields, into.put, into.index), parts, strict=True):
+                values[first:end] = np.frombuffer(part, np.int32)
+        self.ids.update(zip(keys, range(first, end), strict=True))
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _write_one(self, put: int, mask: int, row: int, index: int) -> None:
+        """`write` for an agent's commit: several times quicker than with arrays of one."""
+        free: Places | None = None
+        for places in self.places:
+            had = places.fields.item(row)
+            if had:
+                bits = self.sets.bits[had]
+                if bits & mask:
+                    self._leave(places, row, bits, mask)
+                    had = places.fields.item(row)
+            if not had and free is None:
+                free = places
+        free = free or self._new_places()
+        free.fields[row], free.put[row], free.index[row] = self.sets.number(mask), put, index
+
+    def _leave(self, places: Places, row: int, bits: int, mask: int) -> None:
+        left = bits & ~mask
+        places.fields[row] = self.sets.number(left)
+        if left:
+            self.puts.mask(places.put.item(row), 1, bits & mask)
+        else:
+            self.puts.release(places.put.item(row), 1, bits)
+
+    def _take(self, places: Places, at: np.ndarray, mask: int) -> None:
+        """Rows no longer have the fields of `mask` from there."""
+        had = places.fields[at]
+        for number in had[:1].tolist() if _same(had) else np.unique(had).tolist():
+            bits = self.sets.bits[number]
+            if not bits & mask:
+                continue
+            rows = at[had == number]
+            left = bits & ~mask
+            places.fields[rows] = self.sets.number(left)
+            for put, count in _counts(places.put[rows]):
+                if left:
+                    self.puts.mask(put, count, bits & mask)
+                else:
+                    self.puts.release(put, count, bits)
+
+    def _common(self, rows: Sequence[int]) -> int:
+        """The mask of the fields that all rows (at least one) have."""
+        if len(rows) <= FEW:
+            common = -1
+            for row in rows:
+                common &= self._mask(row)
+            return common
+        at = np.asarray(rows, np.int32)
+        found = [places.fields[at] for places in self.places]
+        if all(map(_same, found)):
+            return sum(self.sets.bits[sets[0]] for sets in found)
+        patterns = np.unique(np.stack(found), axis=1)
+        common = -1
+        for pattern in patterns.T.tolist():
+            common &= sum(self.sets.bits[number] for number in pattern)
+        return common
+
+    def _mask(self, row: int) -> int:
+        mask = 0
+        for places in self.places:
+            mask |= self.sets.bits[places.fields.item(row)]
+        return mask
+
+    def _mixed(self, bit: int, at: np.ndarray, found: list[tuple[np.ndarray, Places]]) -> tuple[np.ndarray, np.ndarray]:
+        """Where a field lies for rows that have it from several columns of places."""
+        having = np.fromiter((mask & bit > 0 for mask in self.sets.bits), bool, len(self.sets.bits))
+        put, index = np.full(len(at), -1, np.int32), np.zeros(len(at), np.int32)
+        for sets, places in found:
+            here = having[sets]
+            put[here], index[here] = places.put[at[here]], places.index[at[here]]
+        return put, index
+
+    def _new_places(self) -> Places:
+        self.places.append(Places(self._capacity))
+        return self.places[-1]
+
+    def _grow(self, rows: int) -> None:
+        self._capacity = max(rows, self._capacity + self._capacity // 4)
+        for places in self.places:
+            places.resize(self._capacity)
+
+
+def _set(places: Places, at: np.ndarray, fields: int, put: int, index: np.ndarray) -> None:
+    places.fields[at], places.put[at], places.index[at] = fields, put, index
+
+
+def _same(values: np.ndarray) -> bool:
+    return bool((values == values[:1]).all())
+
+
+def _counts(values: np.ndarray) -> Iterable[tuple[int, int]]:
+    """The distinct values and how often each is there."""
+    if _same(values):
+        return ((int(values[0]), len(values)),)
+    found, counts = np.unique(values, return_counts=True)
+    return zip(found.tolist(), counts.tolist(), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from typing import Any
 
 from transfer_queue.keys import prompt_uid, split_prompt_uid
 
@@ -26,6 +27,9 @@ class SeenUids:
         runs = self._runs.get(parts[0], [])
         at = bisect_right(runs, parts[1], key=lambda run: run[0]) - 1
         return at >= 0 and parts[1] < runs[at][1]
+
+    def __bool__(self) -> bool:
+        return bool(self._runs or self._others)
 
     def __iter__(self) -> Iterator[str]:
         for epoch, runs in self._runs.items():
@@ -53,6 +57,14 @@ class SeenUids:
             runs[at][0] = position
         else:
             runs.insert(at, [position, position + 1])
+
+    def dump(self) -> object:
+        return [list(self._runs.items()), list(self._others)]
+
+    def load(self, value: Any) -> None:
+        runs, others = value
+        self._runs = {epoch: [list(run) for run in found] for epoch, found in runs}
+        self._others = set(others)
 
     def logical_form(self) -> object:
         """Plain values that are equal for equal sets."""

@@ -8,6 +8,7 @@ from transfer_queue.errors import Invalid
 from transfer_queue.keys import split_row_key
 from transfer_queue.ledger.groups import PROMPT_LOST, Group
 from transfer_queue.ledger.partition import Partition
+from transfer_queue.ledger.tags import unpack
 from transfer_queue.net.messages import CommitStep, LoseSegments, Ok, OpenTrainer, Restored
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def open_trainer(ledger: Ledger, m: OpenTrainer, now: float) -> Restored:
 
 def _newest_version(p: Partition, group: Group) -> float:
     """The highest `max_global_steps` on a row of the group."""
-    versions = (p.rows.tags[row].get("max_global_steps", 0) for row in group.all_rows())
+    versions = (unpack(p.rows.tags[row]).get("max_global_steps", 0) for row in group.all_rows())
     return max((v for v in versions if isinstance(v, int | float)), default=0)
 
 
@@ -64,9 +65,9 @@ def lose_segments(ledger: Ledger, m: LoseSegments, now: float) -> Ok:
     """Rows with a field in a lost segment are gone; see `_lose_rows` for their groups."""
     lost = set(m.segments)
     for p in ledger.partitions.values():
-        blocks = p.rows.blocks.in_segments(lost)
-        if blocks:
-            _lose_rows(p, p.rows.rows_in(blocks), now)
+        rows = p.rows.rows_in(lost)
+        if rows:
+            _lose_rows(p, rows, now)
     return Ok()
 
 

@@ -10,7 +10,7 @@ they lie in segments, and a message names them by `Block`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -18,6 +18,12 @@ VERSION = 1
 
 Tag = dict[str, Any]
 """Small per-row metadata of plain scalars and strings (`status`, `score`, `response_len`, ...)."""
+
+if TYPE_CHECKING:
+    PackedTag = Tag | msgspec.Raw
+else:
+    PackedTag = msgspec.Raw
+"""A tag that is decoded by nobody but who needs to look into it: the controller keeps the bytes."""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -160,7 +166,7 @@ class Commit(Message, tag=True):
     partition: str
     keys: list[str]
     blocks: list[Block] = []
-    tags: list[Tag] | None = None
+    tags: list[PackedTag] | None = None
     token: Token | None = None  # checked when given: Fenced if the lease is no longer held
     closes: list[SessionClose] = []
     sealed: list[int] = []  # segments that this writer has finished with
@@ -441,8 +447,8 @@ class Welcome(Message, tag=True):
 
 
 class Committed(Message, tag=True):
-    tags: list[Tag]  # merged, in the order of the keys
     fields: list[str]  # all fields the rows have in common, sorted
+    tags: list[Tag] | None = None  # merged, in the order of the keys; None: just those that were sent
     grants: list[Segment] = []
 
 
