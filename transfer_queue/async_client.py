@@ -57,10 +57,12 @@ from transfer_queue.net.messages import (
     Welcome,
 )  # fmt: skip
 from transfer_queue.net.transport import GRACE, SocketTransport, Transport, read_key
+from transfer_queue.row_verbs import RowVerbs
 from transfer_queue.storage.arena import Extent, WriteArena, fill
 from transfer_queue.storage.columns import Column, read_block
 from transfer_queue.storage.convert import as_columns
 from transfer_queue.storage.gather import gather, places
+from transfer_queue.storage.memory import ResultPool
 from transfer_queue.storage.segments import unit_of
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ SWEEP_EVERY = 1.0
 """Seconds between looks for read mappings whose files are gone."""
 
 
-class QueueClient:
+class QueueClient(RowVerbs):
     """See the module; all verbs raise subclasses of QueueError."""
 
     def __init__(self, transport: Transport, access: UnitAccess) -> None:
@@ -86,6 +88,7 @@ class QueueClient:
         self._transport = transport
         self._access = access
         self._arenas: dict[str, WriteArena] = defaultdict(lambda: WriteArena(access.open_for_write))
+        self._results = ResultPool()
         self.bytes_read = 0
         """Bulk bytes that `get` copied into this process so far; `bytes_written`: that `put` and `admit` stored."""
         self.bytes_written = 0
@@ -126,9 +129,10 @@ class QueueClient:
 
     async def put(
         self, partition: str, keys: Sequence[str], columns: Mapping[str, Any], *, tags: list[Tag] | None = None,
-        token: Token | None = None, closes: Sequence[SessionClose] = (),
+        token: Token | None = None, closes: Sequence[SessionClose] = (), rows: bytes = b"",
     ) -> KVBatchMeta:  # fmt: skip
-        """Upsert fields of rows; rows, tags and session ends become visible together. Raises Fenced, Conflict.
+        """Upsert fields of rows; rows, tags and session ends become visible together. Raises Fenced, Conflict, and
+        StorageKeyNotFoundError if a key no longer names the row of its serial in `rows` (int64, packed).
 
         A column may be a Column, a numpy array (row i = array[i]), a list with one entry per row (1-D and higher
         arrays: ragged; anything else: objects) or a torch tensor, also jagged.
@@ -140,11 +144,12 @@ class QueueClient:
         need = 2 * sum(column.nbytes for column in packed.values())
 
         async def send(blocks: list[Block]) -> None:
-            sealed = [*arena.sealed(), *self._strays]
+            sealed = [*arena.sealed(blocks), *self._strays]
             self._strays.clear()
-            want = need if arena.room() < need and not arena.wanting else 0
+            own = {block.segment for block in blocks} <= set(sealed)  # the next put wants one like that, not usual ones
+            want = need if not own and arena.room() < need and not arena.wanting else 0
             arena.wanting |= want > 0
-            body = Commit(partition, keys, blocks, tags, token, list(closes), sealed, want)
+            body = Commit(partition, keys, blocks, tags, token, list(closes), sealed, want, rows)
             try:
                 reply = await self._ask(body, Committed)
             except (QueueError, asyncio.CancelledError):
@@ -157,8 +162,9 @@ class QueueClient:
 
         await self._store(partition, packed, send)
         reply = committed[-1]
-        merged = reply.tags if reply.tags is not None else tags or [{}] * len(keys)
-        return KVBatchMeta(keys, merged, partition, reply.fields, token=token)
+        if reply.tags is not None:
+            return KVBatchMeta.of_answer(keys, reply.tags, partition, reply.fields, token)
+        return KVBatchMeta(keys, tags or [{}] * len(keys), partition, reply.fields, token=token)
 
     async def get(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> dict[str, Column]:
         """Fields of rows, in the order of the keys, copied; `None` = all that every row has. Raises NotFound."""
@@ -194,7 +200,8 @@ class QueueClient:
         blocks = [located.blocks[b] for b in used]
         data = await self._access.fetch(blocks)
         columns = {b: read_block(block, bytes_) for b, block, bytes_ in zip(used, blocks, data, strict=True)}
-        result = {field: gather(field, block, row, columns) for field, (block, row) in found.items()}
+        empty = self._results.empty
+        result = {field: gather(field, block, row, columns, empty=empty) for field, (block, row) in found.items()}
         self._access.check(blocks)
         self.bytes_read += sum(column.nbytes for column in result.values())
         return result

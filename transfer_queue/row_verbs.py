@@ -1,0 +1,62 @@
+"""The verbs of QueueClient that name rows by serial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from transfer_queue.net.messages import (
+    AdoptPartitions,
+    Clear,
+    ClearPartition,
+    Fetch,
+    Find,
+    Mutation,
+    Ok,
+    Query,
+    ResetConsumption,
+    Rows,
+)
+
+R = TypeVar("R")
+
+
+class RowVerbs:
+    """What a client can ask about rows by serial. Serials are int64, packed; see Rows."""
+
+    async def _ask(self, body: Mutation | Query, kind: type[R], wait: float = 0.0) -> R:
+        raise NotImplementedError
+
+    async def find(
+        self, partition: str, *, keys: Sequence[str] | None = None, rows: bytes | None = None,
+        fields: Sequence[str] | None = None, task: str = "", after: int = -1, count: int = 0, located: bool = False,
+    ) -> Rows:  # fmt: skip
+        """Rows of `keys` (missing ones are left out), of serials, or `count` after a serial. Raises NotFound for an
+        unknown partition, StorageKeyNotFoundError for serials whose rows are gone."""
+        names = None if keys is None else list(keys)
+        wanted = None if fields is None else list(fields)
+        return await self._ask(Find(partition, names, rows, wanted, task, after, count, located), Rows)
+
+    async def fetch(
+        self, partition: str, task: str, fields: Sequence[str], count: int, *,
+        sampling: Mapping[str, Any] | None = None, wait: float = 60.0,
+    ) -> Rows:  # fmt: skip
+        """`count` rows that have all the fields, consumed by `task` at once. No rows if the queue is set to polling and
+        has too few; else raises DeadlineExceeded after `wait`."""
+        return await self._ask(Fetch(partition, task, list(fields), count, dict(sampling or {}), wait), Rows, wait)
+
+    async def reset_consumption(self, partition: str, task: str | None = None) -> None:
+        """The task (None: every task) has consumed nothing. Raises NotFound for an unknown partition."""
+        await self._ask(ResetConsumption(partition, task), Ok)
+
+    async def clear_rows(self, partition: str, rows: bytes) -> None:
+        """Remove rows by serial; those that are gone are no error."""
+        await self._ask(Clear(partition, [], rows), Ok)
+
+    async def clear_partition(self, partition: str) -> None:
+        """Remove all rows, and the partition. Raises NotFound, or Conflict if groups in it are not done."""
+        await self._ask(ClearPartition(partition), Ok)
+
+    async def adopt(self, names: Mapping[str, str], consumed: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Partitions filled under other names take the place of those named. Raises NotFound, Conflict."""
+        await self._ask(AdoptPartitions(dict(names), {staged: dict(tasks) for staged, tasks in consumed.items()}), Ok)
