@@ -14,6 +14,7 @@ from typing import Any
 from agent_loop.plugins import Registry
 from streamrl.algorithms import aggregation, filters, kl, kl_control, kl_reward, off_policy, overlong, thresholds
 from streamrl.algorithms import rollout_correction as correction
+from streamrl.algorithms import rollout_diagnostics as diagnostics
 from streamrl.algorithms import value_loss as values
 from streamrl.algorithms.advantages import ADVANTAGE_ESTIMATORS, estimator, whitening
 from streamrl.algorithms.policy_losses import NEEDS_SELECTION, POLICY_LOSSES, covariance, policy_loss
@@ -111,6 +112,7 @@ def _parts() -> Iterator[str]:
     yield _entry("Rejection", correction.rejection_mask, "rejection")
     yield _doc(thresholds.rejection_rules)
     yield _entry("Importance weights", correction.importance_weights, "weights")
+    yield f"### Diagnostics\n\n{_doc(diagnostics.policy_gap)}\n{_doc(diagnostics.weight_spread)}"
     yield _entry("Age", off_policy.age_mask, "age")
     yield "## Scores and groups\n"
     yield _entry("Groups that teach nothing", filters.zero_variance, "filter")

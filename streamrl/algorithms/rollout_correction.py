@@ -56,7 +56,7 @@ def rejection_mask(
     for rule in rules:
         value = kl_estimator(rule.estimator)(rollout, old)
         if rule.scope != "token":
-            value = _of_row(rule.scope, value, mask, row)[row]
+            value = of_row(rule.scope, value, mask, row)[row]
         out = ((value < rule.low) | (value > rule.high) | value.isnan()) & (mask > 0)
         rejected[rule.statistic] = out.to(mask.dtype)
         kept = torch.where(out, torch.zeros_like(kept), kept)
@@ -83,26 +83,43 @@ def importance_weights(
 
     Sources: Ionides, "Truncated importance sampling" (2008); IcePop (arXiv:2510.18855).
     """
+    ratios = importance_ratios(old_log_probs, rollout_log_probs, mask, row, level=level)
+    return bounded(ratios, threshold)
+
+
+def importance_ratios(
+    old_log_probs: torch.Tensor,
+    rollout_log_probs: torch.Tensor,
+    mask: torch.Tensor,
+    row: torch.Tensor,
+    *,
+    level: Level = "token",
+) -> torch.Tensor:
+    """f[T]: the weights before any threshold, detached."""
     old, rollout = old_log_probs.detach(), rollout_log_probs.detach()
     if level == "token":
         logs = log_ratio(old, rollout)
     elif level == "sequence":
-        logs = _of_row("seq_sum", old - rollout, mask, row)[row].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        logs = of_row("seq_sum", old - rollout, mask, row)[row].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     else:
         raise ValueError(f"unknown rollout_is {level!r}; known: token, sequence")
-    weights = logs.exp()
+    return logs.exp()
+
+
+def bounded(ratios: torch.Tensor, threshold: float | tuple[float, float]) -> torch.Tensor:
+    """f[T]: truncated from above by a number; 0 outside of a pair."""
     if isinstance(threshold, tuple):
         low, high = threshold
-        return torch.where((weights < low) | (weights > high), torch.zeros_like(weights), weights)
-    return weights.clamp(max=threshold)
+        return torch.where((ratios < low) | (ratios > high), torch.zeros_like(ratios), ratios)
+    return ratios.clamp(max=threshold)
 
 
 def weight_sums(weights: torch.Tensor, mask: torch.Tensor, row: torch.Tensor, *, level: Level) -> torch.Tensor:
     """f64[2]: sum and number of the weights that count; of tokens, or with level=sequence of rows with a token that
     counts. Additive over micro-batches and ranks."""
     if level == "sequence":
-        tokens = _of_row("seq_sum", mask, mask, row)
-        weights, mask = _of_row("seq_mean", weights, mask, row), (tokens > 0).to(mask.dtype)
+        tokens = of_row("seq_sum", mask, mask, row)
+        weights, mask = of_row("seq_mean", weights, mask, row), (tokens > 0).to(mask.dtype)
     return torch.stack([(weights * mask).sum(), mask.sum()]).double()
 
 
@@ -113,7 +130,7 @@ def normalised(weights: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
     return weights * (count / total) if total > 0 else weights
 
 
-def _of_row(scope: str, values: torch.Tensor, mask: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+def of_row(scope: str, values: torch.Tensor, mask: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
     """f[B]: sum, mean or maximum over the row's tokens with mask 1; 0 for a row without."""
     rows = int(row.max()) + 1 if row.numel() else 0
     counting = mask > 0

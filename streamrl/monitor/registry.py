@@ -100,7 +100,12 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("training/off_policy/masked_ratio", "share", "Sampled tokens left out of the loss for age.", ""),
     _step("training/rollout_probs_diff_{valid,max,mean,std}", "", "Rollout against training probabilities, per token."),
     _step("training/rollout_actor_probs_pearson_corr", "", "Correlation of rollout and training probabilities."),
-    _step("rollout_corr/{kl,k3_kl,chi2_token,chi2_seq}", "", "Divergence of rollout and old policy."),
+    _step(
+        "rollout_corr/{kl,k3_kl,chi2_token,chi2_seq}",
+        "",
+        "How far the rollout policy is from the one being trained, before each step: KL estimates, and the variance of "
+        "the ratio of a token and of a row.",
+    ),
     _step("rollout_corr/{training_ppl,rollout_ppl,training_log_ppl,rollout_log_ppl,ppl_ratio}", "", "Perplexities."),
     _step("rollout_corr/{log_ppl_diff,log_ppl_abs_diff,log_ppl_diff_max,log_ppl_diff_min}", "", "Their differences."),
     _step(
@@ -110,6 +115,7 @@ STEP_TABLE: tuple[Metric, ...] = (
         "Importance weights of the rollout correction.",
     ),
     _step("rollout_corr/{rollout_rs_masked_fraction,rollout_rs_seq_masked_fraction}", "share", "Rejected by it."),
+    _step("rollout_corr/rollout_rs_<statistic>_masked_fraction", "share", "Tokens that a statistic rejected."),
     # Validation.
     _step(
         "{val-core,val-aux}/<data_source>/<quantity>/<statistic>",

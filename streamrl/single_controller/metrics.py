@@ -32,12 +32,39 @@ class Peak:
     value: float
 
 
-Metric = Mean | Total | Peak
+@dataclass(frozen=True, slots=True)
+class Low:
+    """The smallest."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The standard deviation of numbers, from how many there are, their sum and that of their squares; of none it is
+    0."""
+
+    count: float
+    total: float
+    squares: float
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """The effective sample size of weights as a share of their number, (sum w)^2 / (n sum w^2); of none it is 0. Kish,
+    Survey Sampling (1965)."""
+
+    count: float
+    total: float
+    squares: float
+
+
+Metric = Mean | Total | Peak | Low | Spread | Effective
 
 
 def is_metrics(value: Any) -> bool:
     """Whether a method's result is a dict of metrics."""
-    return isinstance(value, dict) and all(isinstance(item, Mean | Total | Peak) for item in value.values())
+    return isinstance(value, dict) and all(isinstance(item, Metric) for item in value.values())
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, float]:
@@ -50,12 +77,22 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, float]:
 
 
 def _merged(name: str, metrics: list[Metric]) -> float:
-    means = [m for m in metrics if isinstance(m, Mean)]
-    totals = [m.value for m in metrics if isinstance(m, Total)]
-    peaks = [m.value for m in metrics if isinstance(m, Peak)]
-    if len(metrics) not in (len(means), len(totals), len(peaks)):
-        raise TypeError(f"metric {name}: ranks disagree on its kind: {sorted({type(m).__name__ for m in metrics})}")
-    if means:
-        weight = math.fsum(m.weight for m in means)
-        return math.fsum(m.total for m in means) / weight if weight else 0.0
-    return math.fsum(totals) if totals else max(peaks)
+    kinds = {type(metric) for metric in metrics}
+    if len(kinds) > 1:
+        raise TypeError(f"metric {name}: ranks disagree on its kind: {sorted(kind.__name__ for kind in kinds)}")
+    if kinds == {Mean}:
+        weight = _sum(metrics, "weight")
+        return _sum(metrics, "total") / weight if weight else 0.0
+    if kinds <= {Spread, Effective}:
+        count, total, squares = (_sum(metrics, part) for part in ("count", "total", "squares"))
+        if Effective in kinds:
+            return total**2 / (count * squares) if squares else 0.0
+        return math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count else 0.0
+    if kinds == {Total}:
+        return _sum(metrics, "value")
+    values = [metric.value for metric in metrics if isinstance(metric, Peak | Low)]
+    return max(values) if Peak in kinds else min(values)
+
+
+def _sum(metrics: list[Metric], part: str) -> float:
+    return math.fsum(getattr(metric, part) for metric in metrics)

@@ -35,6 +35,7 @@ from streamrl.workers.preparation import (
 )
 from streamrl.workers.row_store import RowStore
 from streamrl.workers.settings import ActorSettings
+from streamrl.workers.step_metrics import Measured, step_metrics
 from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker, temperature_of
 from transfer_queue.metadata import KVBatchMeta
 
@@ -101,7 +102,9 @@ class ActorWorker(TrainingWorker):
     def compute_teacher_log_prob(self, batch: KVBatchMeta) -> dict[str, Metric]:
         """Write `teacher_log_prob` f32[R] of the teacher that the policy is to follow."""
         if self._teacher is None:
-            raise RuntimeError("this actor has no teacher; it needs settings with distillation.enabled and placement=ranks")
+            raise RuntimeError(
+                "this actor has no teacher; it needs settings with distillation.enabled and placement=ranks"
+            )
         return self._infer(
             batch, "compute_teacher_log_prob", "teacher", self._teacher, self.settings.teacher_micro,
             {"log_probs": "teacher_log_prob"},
@@ -193,10 +196,10 @@ class ActorWorker(TrainingWorker):
             metrics = self._prepare(rows, batch.keys, info)
             batches = mini_batch_rows(batch.keys, info)
         with watch("compute"), self._profiled(info):
-            steps = self._steps(rows, batch.keys, batches, info)
+            steps, corrections = self._steps(rows, batch.keys, batches, info)
         return (
             metrics
-            | _step_metrics(steps, self.engine.dp_size)
+            | step_metrics(steps, corrections, self.engine.dp_size)
             | {
                 "actor/lr": Mean(self._learning_rate(info)),
                 "rows/trained": Total(len(rows)),
@@ -228,21 +231,25 @@ class ActorWorker(TrainingWorker):
         columns["advantages"] = token_advantages(keys, columns["loss_mask"], info)
         return mask_metrics(masks, columns["loss_mask"], versions, info)
 
-    def _steps(self, rows: Rows, keys: list[str], batches: list[list[int]], info: dict[str, Any]) -> list[StepOutput]:
-        """The optimizer steps. A mini-batch in which no token counts, on any rank, has none."""
+    def _steps(
+        self, rows: Rows, keys: list[str], batches: list[list[int]], info: dict[str, Any]
+    ) -> tuple[list[StepOutput], list[Measured]]:
+        """The optimizer steps, and what the correction measured on each mini-batch. A mini-batch in which no token
+        counts, on any rank, has no step."""
         from streamrl.workers.losses import loss_weights  # torch
 
         steps: list[StepOutput] = []
+        corrections: list[Measured] = []
         for epoch in range(self.settings.actor.ppo_epochs):
             for indices in batches:
                 here = [keys[i] for i in indices]
-                part, sums = self._corrected(rows.take(indices), here, info, epoch)
+                part, measured = self._corrected(rows.take(indices), here, info, epoch)
+                corrections.append(measured)
                 if (weights := loss_weights(part, here, self.settings.actor, self.engine.all_sum)) is None:
                     continue
                 part.columns["loss_weights"] = weights
-                step = self._step(part, info)
-                steps.append(replace(step, sums=step.sums | sums))
-        return steps
+                steps.append(self._step(part, info))
+        return steps, corrections
 
     def _step(self, rows: Rows, info: dict[str, Any]) -> StepOutput:
         from streamrl.workers.losses import ActorLoss  # torch
@@ -250,16 +257,16 @@ class ActorWorker(TrainingWorker):
         settings = self.settings
         if settings.skip_zero_advantage and settings.only_advantages_have_gradient:
             rows = rows.take([i for i, values in enumerate(rows.columns["advantages"]) if values.any()])
-        return self.engine.train_batch(
-            rows,
-            ActorLoss(settings.actor, settings.loss_mode, settings.distillation, old_is_current=not self._reads.old),
-            lr=self._learning_rate(info), temperature=temperature_of(info), micro=settings.micro,
+        loss = ActorLoss(
+            settings.actor, settings.loss_mode, settings.distillation, old_is_current=not self._reads.old
         )  # fmt: skip
+        step = self.engine.train_batch(
+            rows, loss, lr=self._learning_rate(info), temperature=temperature_of(info), micro=settings.micro
+        )
+        return replace(step, peaks={name: value.item() for name, value in loss.peaks.items()})
 
-    def _corrected(
-        self, rows: Rows, keys: list[str], info: dict[str, Any], epoch: int
-    ) -> tuple[Rows, dict[str, float]]:
-        """A mini-batch with what is decided about its tokens before its forward, and sums for the metrics."""
+    def _corrected(self, rows: Rows, keys: list[str], info: dict[str, Any], epoch: int) -> tuple[Rows, Measured]:
+        """A mini-batch with what is decided about its tokens before its forward, and what that tells the metrics."""
         from streamrl.workers.correction import Correction, select_tokens  # torch
 
         settings, reference = self.settings, "old_log_probs"
@@ -268,12 +275,12 @@ class ActorWorker(TrainingWorker):
             rows.columns[reference] = self.engine.infer(rows, temperature=temperature_of(info), micro=settings.micro)[
                 "log_probs"
             ]
-        sums = Correction(settings.algorithm.rollout_correction).apply(rows, reference, self.engine.all_sum)
+        measured = Correction(settings.algorithm.rollout_correction).apply(rows, reference, self.engine.all_sum)
         if settings.selects_tokens:
             seed = settings.seed + 1_000_003 * int(info.get("version", 0)) + epoch
             rows.columns["selected"] = select_tokens(settings.actor, rows, keys, reference, self.engine, seed=seed)
         rows.columns.pop("current_log_probs", None)
-        return rows, sums
+        return rows, measured
 
     def _learning_rate(self, info: dict[str, Any]) -> float:
         """Of the schedule, for stale samples divided by their age if the configuration says so."""
@@ -308,34 +315,3 @@ class ActorWorker(TrainingWorker):
 
 def _f32(rows: list[np.ndarray]) -> list[np.ndarray]:
     return [np.asarray(values, np.float32) for values in rows]
-
-
-OF_STEPS = {"actor/pg_loss": "pg_loss", "actor/loss": "loss", "actor/entropy_loss": "entropy_loss",
-            "actor/kl_loss": "kl_loss", "actor/distillation_loss": "distillation_loss"}  # fmt: skip
-"""Metric -> sum of a step that is a mean over the mini-batch already."""
-OF_TOKENS = {
-    "actor/entropy": "entropy", "actor/ppo_kl": "ppo_kl", "actor/pg_clipfrac": "pg_clipfrac",
-    "actor/pg_clipfrac_lower": "pg_clipfrac_lower", "actor/pg_covfrac": "pg_covfrac", "rollout_corr/kl": "rollout_kl",
-    "rollout_corr/k3_kl": "rollout_k3_kl", "training/rollout_probs_diff_mean": "rollout_probs_diff",
-    "rollout_corr/rollout_is_mean": "rollout_is", "rollout_corr/rollout_is_ratio_fraction_high": "rollout_is_high",
-}  # fmt: skip
-"""Metric -> sum over the tokens that count."""
-
-
-def _step_metrics(steps: list[StepOutput], dp_size: int) -> dict[str, Metric]:
-    """Sums over this rank's tokens become means over all ranks' when the group merges them."""
-    sums: dict[str, float] = dict.fromkeys(("pg_loss", "loss", "entropy_loss", "entropy", "ppo_kl", "tokens"), 0.0)
-    for step in steps:
-        for name, value in step.sums.items():
-            sums[name] = sums.get(name, 0.0) + value
-    each, tokens = len(steps) / dp_size, sums["tokens"]
-    metrics: dict[str, Metric] = {name: Mean(sums[key], each) for name, key in OF_STEPS.items() if key in sums}
-    metrics |= {name: Mean(sums[key], tokens) for name, key in OF_TOKENS.items() if key in sums}
-    if "rejected" in sums:
-        metrics["rollout_corr/rollout_rs_masked_fraction"] = Mean(sums["rejected"], sums["asked"])
-    taken = [step.grad_norm for step in steps if step.taken]
-    metrics["actor/grad_norm"] = Mean(sum(taken), len(taken))
-    metrics["actor/optimizer_steps"] = Mean(len(taken))
-    metrics["actor/steps_not_finite"] = Mean(sum(not np.isfinite(step.grad_norm) for step in steps))
-    metrics["actor/computed/tokens"] = Total(sum(step.tokens for step in steps))
-    return metrics

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from streamrl.algorithms.aggregation import aggregation_weights
-from streamrl.algorithms.kl import k3, kl_estimator, log_ratio
+from streamrl.algorithms.kl import kl_estimator
 from streamrl.algorithms.policy_losses import PolicyInputs, PolicyLoss, PolicyLossSettings, policy_loss
+from streamrl.algorithms.rollout_diagnostics import policy_gap
 from streamrl.algorithms.value_loss import value_loss
 from streamrl.config.sections.actor import ActorConfig, CriticConfig
 from streamrl.config.sections.algorithm import DistillationConfig
@@ -55,6 +56,8 @@ class ActorLoss:
     loss_mode: str = ""
     """Empty: the configured one."""
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    peaks: Sums = field(default_factory=dict)
+    """What does not add up over the calls: the largest so far (policy_gap)."""
     old_is_current: bool = False
     """pi_old is the policy itself, without gradient; `old_log_probs` are then not needed."""
 
@@ -89,7 +92,10 @@ class ActorLoss:
             sums["distillation_loss"] = (away * weights).sum()
             loss = loss + chosen.distillation_loss_coef * sums["distillation_loss"]
         if "rollout_log_probs" in columns:
-            sums |= _drift_sums(out, mask)
+            gap = policy_gap(out.log_probs, columns["rollout_log_probs"], mask, out.row)
+            sums |= gap.sums
+            for name, value in gap.peaks.items():
+                self.peaks[name] = torch.maximum(self.peaks.get(name, value), value)
         sums["loss"] = loss
         return loss, {name: value.detach() for name, value in sums.items()}
 
@@ -140,13 +146,3 @@ def policy_settings(config: ActorConfig) -> PolicyLossSettings:
         clip_cov_ub=loss.clip_cov_ub, kl_cov_ratio=loss.kl_cov_ratio, ppo_kl_coef=loss.ppo_kl_coef,
         tau_pos=config.tau_pos, tau_neg=config.tau_neg,
     )  # fmt: skip
-
-
-def _drift_sums(out: TokenOutputs, mask: torch.Tensor) -> Sums:
-    """How far the policy being trained is from the one that sampled."""
-    rollout, log_probs = out.columns["rollout_log_probs"], out.log_probs.detach()
-    return {
-        "rollout_kl": -(log_ratio(log_probs, rollout) * mask).sum(),
-        "rollout_k3_kl": (k3(rollout, log_probs) * mask).sum(),
-        "rollout_probs_diff": ((log_probs.exp() - rollout.exp()).abs() * mask).sum(),
-    }

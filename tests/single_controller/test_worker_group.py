@@ -17,11 +17,14 @@ import torch
 from streamrl import DataProto
 from streamrl.single_controller import (
     ClassWithInitArgs,
+    Effective,
     LocalWorkerGroup,
+    Low,
     Mean,
     Peak,
     PlacementError,
     ResourcePool,
+    Spread,
     Total,
     WorkerDied,
     WorkerFailed,
@@ -93,6 +96,13 @@ def test_metrics_merge_by_their_kind() -> None:
     )
     assert merged == {"m": 2.0, "t": 5.0, "p": 2.0}
     assert merge_metrics([{"m": Mean(0.0, 0)}]) == {"m": 0.0}
+    # 1, 2 on one rank and 3, 6 on another: mean 3, squares 1 + 4 + 9 + 36
+    spread = merge_metrics(
+        [{"s": Spread(2, 3.0, 5.0), "e": Effective(2, 3.0, 5.0), "l": Low(1.0)},
+         {"s": Spread(2, 9.0, 45.0), "e": Effective(2, 9.0, 45.0), "l": Low(3.0)}]
+    )  # fmt: skip
+    assert spread == pytest.approx({"s": 3.5**0.5, "e": 144.0 / 200.0, "l": 1.0})
+    assert merge_metrics([{"s": Spread(0, 0.0, 0.0), "e": Effective(0, 0.0, 0.0)}]) == {"s": 0.0, "e": 0.0}
     with pytest.raises(TypeError, match="disagree"):
         merge_metrics([{"m": Mean(1.0)}, {"m": Total(1.0)}])
 

@@ -172,6 +172,8 @@ def test_rejected_tokens_leave_numerator_and_denominator(model: str):
     odd = sum(int((mask * (np.arange(len(mask)) % 2)).sum()) for mask in masks)
     kept = sum(int(mask.sum()) for mask in masks) - odd
     assert found["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(odd / (odd + kept))
+    assert found["rollout_corr/rollout_rs_token_k1_masked_fraction"] == pytest.approx(odd / (odd + kept))
+    assert found["rollout_corr/rollout_rs_seq_masked_fraction"] == 1.0
     advantages = (batch.extra_info or {})["advantages"]
     even = [(mask * (1 - np.arange(len(mask)) % 2)).sum() for mask in masks]
     on_policy = -sum(advantages[k] * n for k, n in zip(batch.keys, even, strict=True)) / kept
@@ -197,7 +199,10 @@ def test_importance_weights_compare_with_the_old_policy_or_in_bypass_with_the_cu
         np.minimum(np.exp(old[k] - store.columns["rollout_log_probs"][k]), 2.0)[store.columns["response_mask"][k] > 0]
         for k in batch.keys
     ])  # fmt: skip
-    assert found["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean(), rel=1e-4)
+    spread = {name: found[f"rollout_corr/rollout_is_{name}"] for name in ("mean", "std", "max", "batch_norm_factor")}
+    mean = weights.mean()
+    expected = {"mean": mean, "std": weights.std(), "max": weights.max(), "batch_norm_factor": mean}
+    assert spread == pytest.approx(expected, rel=1e-4)
     check_step_metrics(found)
 
 

@@ -7,7 +7,7 @@ that share one (`sequence_parallel`) are given the same rows and find the same r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -52,6 +52,8 @@ class StepOutput:
     micro_batches: int
     tokens: int
     """That went through the model here, without padding."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    """Of what does not add up, the largest here; left to who gives the loss."""
 
 
 class Engine(Protocol):
