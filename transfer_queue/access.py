@@ -7,16 +7,18 @@ environment) takes the other way although it is, so that reads across nodes are 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from transfer_queue.errors import SegmentGone
 from transfer_queue.net.bulk import BulkClient
 from transfer_queue.net.messages import Block, Segment, UnitInfo
-from transfer_queue.storage.arena import Extent, ReadArena, Target, verify
-from transfer_queue.storage.segments import FileCache, Mapping, unit_of
+from transfer_queue.processes import boot_id
+from transfer_queue.storage.arena import Extent, ReadArena, Target, verify, within
+from transfer_queue.storage.segments import FileCache, Mapping, OpenFile, pin_segment, unit_of
 
 MAP_AT_ONCE = 16 << 20
 """Bytes up to which a segment is mapped when it comes for the first time. A larger one is written through its file, as
@@ -35,6 +37,7 @@ class UnitAccess:
         self._bulk: dict[int, BulkClient] = {}
         self._written, self._read = FileCache(write=True), FileCache(write=False)
         self._mapped = ReadArena(self._map_for_read)
+        self._pins: WeakValueDictionary[int, OpenFile] = WeakValueDictionary()  # as long as a view lives
 
     def learn(self, units: Iterable[UnitInfo]) -> None:
         """Take note of units, or of their new places."""
@@ -64,12 +67,31 @@ class UnitAccess:
                 assert extent.data is not None
                 await self._bulk_client(unit).write(extent.segment, extent.offset, extent.data)
 
-    async def fetch(self, blocks: list[Block]) -> list[np.ndarray]:
-        """The bytes of each block, checked against their digests; views that `check` must confirm after the copy."""
+    async def fetch(self, blocks: list[Block], rows: Sequence[int]) -> list[np.ndarray]:
+        """The bytes of each block, checked against their digests, of which so many rows will be copied; `check` must
+        confirm them after the copy."""
         return [
-            self._mapped.block(block) if self._is_local(unit_of(block.segment)) else await self._download(block)
-            for block in blocks
+            self._mapped.block(block, count) if self._is_local(unit_of(block.segment)) else await self._download(block)
+            for block, count in zip(blocks, rows, strict=True)
         ]
+
+    async def view(self, blocks: list[Block]) -> list[np.ndarray]:
+        """The bytes of each block, unchecked and not copied: writable, seen by nobody else, and unchanged when the rows
+        are cleared. Blocks of units elsewhere are fetched and checked. Raises SegmentGone."""
+        views: dict[int, np.ndarray] = {}
+        result = []
+        for block in blocks:
+            unit, segment = unit_of(block.segment), block.segment
+            if not self._is_local(unit):
+                result.append(await self._download(block))
+                continue
+            if segment not in views:
+                pin = self._pins.get(segment)
+                if pin is None:
+                    pin = self._pins[segment] = pin_segment(self._info(unit).directory, segment)
+                views[segment] = pin.private_view()
+            result.append(within(block, views[segment]))
+        return result
 
     def check(self, blocks: Iterable[Block]) -> None:
         """Raise SegmentGone if bytes that `fetch` gave may have been reused before they were copied."""
@@ -114,7 +136,8 @@ class UnitAccess:
 
 
 def _can_read_nonce(info: UnitInfo) -> bool:
+    """Its directory is here, and not only its name: on a disk that machines share, the boot id differs."""
     try:
-        return Path(info.directory, "nonce").read_text() == info.nonce
+        return info.nonce.startswith(boot_id()) and Path(info.directory, "nonce").read_text() == info.nonce
     except (FileNotFoundError, PermissionError, NotADirectoryError):
         return False

@@ -12,6 +12,7 @@ import resource
 import select
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -47,6 +48,11 @@ def stop_event() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+def boot_id() -> str:
+    """Of the running kernel: another one for each machine and each boot, the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class ReadyPipe:

@@ -17,15 +17,21 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import stat
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transfer_queue.errors import Disconnected, Invalid
+from transfer_queue.net.addresses import node_of
+from transfer_queue.net.curve import check_ip
 from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.sockets import MAX_IPC_PATH
 from transfer_queue.net.transport import MIN_KEY, read_key
+from transfer_queue.sampler import load_sampler
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
 from transfer_queue.storage.segments import check_segment_bytes
@@ -46,10 +52,22 @@ class QueueService:
     def __init__(
         self, directory: str | Path, *, storage_dir: str | Path | None = None, units: int = 2,
         unit_budget_bytes: int | None = None, segment_bytes: int = 8 << 20, key: bytes | None = None,
-        fsync: bool = False,
+        fsync: bool = False, bind: str | None = None, encrypt_bulk: bool = False,
+        sampler: Mapping[str, Any] | None = None, polling: bool = False,
     ) -> None:  # fmt: skip
         """`directory` keeps journal, key and logs. `storage_dir` is where segments go (default: /dev/shm if it has the
-        room, else the temporary directory). Raises Invalid if something cannot work; nothing is started yet."""
+        room, else the temporary directory).
+
+        `bind`: this node's IP, for clients and units of other nodes, who need the key file at the same path; requests
+        are then encrypted (CURVE), bulk bytes authenticated, with `encrypt_bulk` encrypted too. Without it nothing
+        listens that another node, or another user of this one, could reach.
+
+        `sampler` (see sampler_spec) chooses the rows of fetches; with `polling`, one that finds too few gets none.
+
+        Raises Invalid if something cannot work; nothing is started yet.
+        """
+        if bind is not None:
+            check_ip(bind)
         if units < 1:
             raise Invalid(f"a queue needs at least one storage unit, got {units}")
         check_segment_bytes(segment_bytes)
@@ -59,6 +77,12 @@ class QueueService:
         self._units = units
         self._segment_bytes = segment_bytes
         self._fsync = fsync
+        self._fetching = ["--polling"] if polling else []
+        if sampler is not None:
+            load_sampler(sampler)
+            self._fetching += ["--sampler", json.dumps(dict(sampler))]
+        self._bind = bind
+        self._bulk_scheme = "curve" if encrypt_bulk else "tcp"
         self._lock: int | None = None
         self._storage_lock: int | None = None
         known = _read_run(self.directory)
@@ -135,6 +159,9 @@ class QueueService:
         read_key(str(self.directory / "key"))
         description = {"run": run, "storage": str(self._storage), "sockets": str(self._sockets)}
         description["budget"] = str(self._budget)
+        if self._bind is not None:
+            description["network"] = _network(self._bind, known.get("network"))
+            description["node"] = node_of(self._sockets)
         replace_file(self.directory / "run.json", json.dumps(description))
 
     def _remove_storage(self) -> None:
@@ -167,12 +194,15 @@ class QueueService:
 
     def _controller_arguments(self) -> list[str]:
         fsync = ["--fsync"] if self._fsync else []
-        return ["controller", *self._common(), "--directory", str(self.directory), *fsync]
+        network = ["--network", self.address["network"]] if self._bind is not None else []
+        return ["controller", *self._common(), "--directory", str(self.directory), *fsync, *network, *self._fetching]
 
     def _unit_arguments(self, unit: int) -> list[str]:
+        private = f"ipc://{self._sockets}/u{unit}"
+        endpoint = private if self._bind is None else f"{self._bulk_scheme}://{_host(self._bind)}:*"
         return [
             "unit", *self._common(), "--directory", str(self._storage / f"unit-{unit}"), "--unit", str(unit),
-            "--endpoint", f"ipc://{self._sockets}/u{unit}", "--budget", str(self._budget),
+            "--endpoint", endpoint, "--budget", str(self._budget),
         ]  # fmt: skip
 
 
@@ -182,7 +212,10 @@ def read_address(directory: str | Path) -> dict[str, str]:
     known = _read_run(directory)
     if not known:
         raise Disconnected(f"no queue in {directory}: its run.json is missing; start a QueueService there")
-    return {"run": known["run"], "socket": f"unix://{known['sockets']}/c", "key_file": str(directory / "key")}
+    address = {"run": known["run"], "socket": f"unix://{known['sockets']}/c", "key_file": str(directory / "key")}
+    if "network" in known:
+        address |= {"network": known["network"], "node": known.get("node", "")}
+    return address
 
 
 def _read_run(directory: Path) -> dict[str, str]:
@@ -198,6 +231,22 @@ def _read_run(directory: Path) -> dict[str, str]:
     if not (known["run"] and known["budget"].isdecimal() and os.path.isabs(known["storage"])):
         raise _damaged(path)
     return known
+
+
+def _network(ip: str, known: str | None) -> str:
+    """The controller's endpoint for other nodes: the one it had, so that they find it again, else at a free port."""
+    if known is not None and known.startswith(f"curve://{_host(ip)}:"):
+        return known
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+        try:
+            probe.bind((ip, 0))
+        except OSError as error:
+            raise Invalid(f"bind={ip}: {error.strerror}; give an IP of this machine, as `hostname -I` shows") from None
+        return f"curve://{_host(ip)}:{probe.getsockname()[1]}"
+
+
+def _host(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip
 
 
 def _damaged(path: Path) -> Invalid:

@@ -35,7 +35,7 @@ STOP_WAIT = 3.0
 
 @dataclass(slots=True)
 class Child:
-    """A process to keep running: `python -m transfer_queue serve <arguments>`."""
+    """A process to keep running: `python -m transfer_queue.child <arguments>`."""
 
     name: str
     arguments: list[str]
@@ -101,7 +101,7 @@ class Supervisor:
         """Start the process and wait for its end: its exit status."""
         ready_read, ready_write = os.pipe()
         command = [
-            sys.executable, "-m", "transfer_queue", "serve", *child.arguments,
+            sys.executable, "-m", "transfer_queue.child", *child.arguments,
             "--parent", str(os.getpid()), "--ready-fd", str(ready_write),
         ]  # fmt: skip
         # Started by this very thread, which lives as long as the service: the child dies with it (die_with_parent).

@@ -292,7 +292,7 @@ async def test_an_address_without_a_queue_fails_with_what_to_do(tmp_path, servic
     with pytest.raises(DeadlineExceeded, match=r"'x' waited 0\.3 s .* start the queue service"):
         await QueueClient.connect(nowhere, name="x", timeout=0.3)
     assert time.monotonic() - began < 2
-    with pytest.raises(Invalid, match="tcp is only served with CURVE"):
+    with pytest.raises(Invalid, match="by TCP need CURVE"):
         await QueueClient.connect({**service.address, "socket": "tcp://127.0.0.1:5555"}, name="x")
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from transfer_queue.processes import boot_id
+
 
 def endpoint_of(address: dict[str, str]) -> str:
     """The endpoint to connect to. TQ_FORCE_REMOTE=1 in the environment takes the network wherever there is one."""
@@ -32,5 +34,4 @@ def node_of(directory: Path) -> str:
         info = directory.stat()
     except OSError:
         return ""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{info.st_dev}:{info.st_ino}"
+    return f"{boot_id()}:{info.st_dev}:{info.st_ino}"

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
 from transfer_queue.net.addresses import endpoint_of
 from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, error_of
-from transfer_queue.net.curve import is_network
+from transfer_queue.net.curve import check_network_endpoint
 from transfer_queue.net.links import Link, ZmqLink
 from transfer_queue.net.messages import (
     VERSION,
@@ -90,7 +90,9 @@ class SocketTransport:
         self.on_lost: Callable[[], None] = ignore
         self._address = address
         self._endpoint = endpoint_of(address)
-        if not is_network(self._endpoint):
+        if self._endpoint.startswith("curve://"):
+            check_network_endpoint(self._endpoint)
+        else:
             check_endpoint(self._endpoint, ("unix", "ipc"))
         self._waiters = Waiters(name, f"the controller of run {address['run']!r} at {self._endpoint}")
         self._key = read_key(address["key_file"])

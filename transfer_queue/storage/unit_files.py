@@ -2,7 +2,8 @@
 
 lock          held by the living unit (flock)
 incarnation   how often a unit was started here: part of each segment id, so that no id comes twice
-nonce         a client that can read it is on the same node, and maps segments instead of asking for bytes
+nonce         begins with the boot id: a client that can read it and has that boot id is on the same node, and maps
+              segments instead of asking for bytes
 *.seg         segments, by id
 *.pool        freed segments whose pages are kept for the next grant (a fresh page costs five times a warm one)
 """
@@ -22,8 +23,16 @@ import numpy as np
 
 from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.net.messages import Segment
-from transfer_queue.processes import wait_for_exit
-from transfer_queue.storage.segments import Mapping, make_file, map_segment, segment_file, segment_id, segment_of
+from transfer_queue.processes import boot_id, wait_for_exit
+from transfer_queue.storage.segments import (
+    Mapping,
+    make_file,
+    map_segment,
+    rename_unpinned,
+    segment_file,
+    segment_id,
+    segment_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +48,7 @@ class UnitFiles:
     - A segment id stands for one file and one grant, also over restarts of the unit.
     - A file is pooled only if it was made since the controller last registered this unit, so that the controller
       knows its writer to be done or dead; any other is unlinked (a writer that sleeps may still hold the mapping).
+    - A file that a reader has pinned is not pooled: the reader's views keep its bytes after it is unlinked.
     - Segments and pool together never exceed `budget` bytes, and the pool alone never POOL_SHARE of it.
     """
 
@@ -93,10 +103,12 @@ class UnitFiles:
             if segment not in self._poolable or self._pooled() + nbytes > POOL_SHARE * self.budget:
                 self._unlink(segment)
                 continue
-            self._forget(segment)
             pooled = self.directory / f"{next(self._pool_counter):08d}.pool"
-            os.rename(self.directory / segment_file(segment), pooled)
-            self._pool[nbytes].append(pooled)
+            if rename_unpinned(self.directory / segment_file(segment), pooled):
+                self._forget(segment)
+                self._pool[nbytes].append(pooled)
+            else:
+                self._unlink(segment)
 
     def read(self, segment: int, offset: int, nbytes: int) -> bytes:
         """A copy of bytes of a segment, certainly not reused while they were copied. Raises SegmentGone, Invalid."""
@@ -186,9 +198,9 @@ class UnitFiles:
         return number
 
     def _read_or_make_nonce(self) -> str:
-        path = self.directory / "nonce"
-        if not path.exists():
-            replace_file(path, secrets.token_hex(16))
+        path, boot = self.directory / "nonce", boot_id()
+        if not path.exists() or not path.read_text(errors="replace").startswith(boot):
+            replace_file(path, f"{boot}:{secrets.token_hex(16)}")
         return path.read_text()
 
 
