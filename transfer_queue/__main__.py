@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
         process.add_argument("--ready-fd", type=int, default=None)
         if role == "controller":
             process.add_argument("--fsync", action="store_true")
+            process.add_argument("--sampler", default="", help="JSON: name of the sampler of fetches, and parameters")
+            process.add_argument("--polling", action="store_true", help="a fetch that finds too few rows gets none")
         else:
             process.add_argument("--unit", type=int, required=True)
             process.add_argument("--endpoint", required=True, help="where this unit serves bulk reads, ipc://PATH")
@@ -61,6 +63,7 @@ async def _serve_controller(args: argparse.Namespace) -> None:
     await serve_controller(
         args.directory, args.socket, run=args.run, key_file=args.key_file, stop=stop_event(),
         segment_bytes=args.segment_bytes, fsync=args.fsync, ready=ReadyPipe(args.ready_fd).say,
+        sampler=args.sampler, polling=args.polling,
     )  # fmt: skip
 
 

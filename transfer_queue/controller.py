@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import json
 import logging
 import os
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from transfer_queue.controller_core import ControllerCore
 from transfer_queue.errors import Invalid
+from transfer_queue.fetching import Fetching
 from transfer_queue.net.codec import MAX_FRAME, decode_request, encode, failed_of
 from transfer_queue.net.curve import check_network_endpoint, is_network
 from transfer_queue.net.links import JointListener, Listener, ZmqListener
@@ -31,6 +33,7 @@ from transfer_queue.net.sockets import check_endpoint
 from transfer_queue.net.stream import StreamListener
 from transfer_queue.net.transport import host_id, read_key
 from transfer_queue.processes import exited
+from transfer_queue.sampler import load_sampler
 from transfer_queue.storage.unit_files import lock_file
 
 log = logging.getLogger(__name__)
@@ -184,8 +187,11 @@ class ControllerServer:
 async def serve_controller(
     directory: Path, endpoint: str, *, run: str, key_file: str, stop: asyncio.Event, segment_bytes: int,
     ready: Callable[[], None], fsync: bool = False, network: str | None = None,
+    sampler: str = "", polling: bool = False,
 ) -> None:  # fmt: skip
     """Run the controller of `directory` until `stop`; it goes on where the journal there ends. Raises Corrupt.
+
+    `sampler` (JSON, see sampler_spec) chooses the rows of fetches; with `polling` those that find too few get none.
 
     `network` (curve://IP:PORT) is where clients of other nodes find it.
     """
@@ -194,11 +200,12 @@ async def serve_controller(
     asyncio.get_running_loop().set_exception_handler(functools.partial(_fail, failed))
 
     key = read_key(key_file)
+    fetching = Fetching(load_sampler(json.loads(sampler)) if sampler else None, polling=polling)
 
     def make_core(send: Callable[[str, Response], None]) -> ControllerCore:
         return ControllerCore.recover(
             directory / "journal", send=send, now=time.monotonic(), run=run, key=key,
-            segment_bytes=segment_bytes, fsync=fsync,
+            segment_bytes=segment_bytes, fsync=fsync, fetching=fetching,
         )  # fmt: skip
 
     server = ControllerServer([endpoint, *([network] if network else [])], key, make_core)
