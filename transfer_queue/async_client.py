@@ -57,11 +57,11 @@ from transfer_queue.net.messages import (
     Welcome,
 )  # fmt: skip
 from transfer_queue.net.transport import GRACE, SocketTransport, Transport, read_key
+from transfer_queue.reading import read_columns
 from transfer_queue.row_verbs import RowVerbs
 from transfer_queue.storage.arena import Extent, WriteArena, fill
-from transfer_queue.storage.columns import Column, read_block
+from transfer_queue.storage.columns import Column
 from transfer_queue.storage.convert import as_columns
-from transfer_queue.storage.gather import gather, places
 from transfer_queue.storage.memory import ResultPool
 from transfer_queue.storage.segments import unit_of
 
@@ -166,8 +166,15 @@ class QueueClient(RowVerbs):
             return KVBatchMeta.of_answer(keys, reply.tags, partition, reply.fields, token)
         return KVBatchMeta(keys, tags or [{}] * len(keys), partition, reply.fields, token=token)
 
-    async def get(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> dict[str, Column]:
-        """Fields of rows, in the order of the keys, copied; `None` = all that every row has. Raises NotFound."""
+    async def get(
+        self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None, *, copy: bool = True
+    ) -> dict[str, Column]:
+        """Fields of rows, in the order of the keys; `None` = all that every row has. Raises NotFound.
+
+        With `copy` false, a column whose rows lie one after another where they were put is a view: it costs nothing,
+        is not checked against its digest, may be written to (nobody else sees it), and keeps its memory, outside the
+        storage's budget, until it is freed. Other columns are copied.
+        """
 
         async def locate() -> Located:
             located = await self.lookup(partition, keys, fields)
@@ -177,34 +184,29 @@ class QueueClient(RowVerbs):
                 raise NotFound(f"partition {partition!r} lacks {len(missing)} of {len(keys)} rows: {missing[:5]}")
             return located
 
-        return (await self.read_again(locate))[1]
+        return (await self.read_again(locate, copy=copy))[1]
 
-    async def read_again(self, locate: Callable[[], Awaitable[Located]]) -> tuple[Located, dict[str, Column]]:
+    async def read_again(
+        self, locate: Callable[[], Awaitable[Located]], *, copy: bool = True
+    ) -> tuple[Located, dict[str, Column]]:
         """Locate rows and read them; again if they moved in between. Raises SegmentGone if they do not stand still."""
         error = SegmentGone("nothing was read")
         for attempt in range(ATTEMPTS):
             located = await locate()
             try:
-                return located, await self.read(located)
+                return located, await self.read(located, copy=copy)
             except SegmentGone as gone:
                 error = gone
                 await asyncio.sleep(min(0.5, 0.05 * attempt))
         raise error
 
-    async def read(self, located: Located) -> dict[str, Column]:
+    async def read(self, located: Located, *, copy: bool = True) -> dict[str, Column]:
         """The rows of a Lookup's answer. Raises SegmentGone if they were moved or freed since: look them up again."""
         self._access.learn(located.units)
         self._sweep()
-        found = places(located)
-        used = sorted({int(b) for block, _ in found.values() for b in set(block.tolist())})
-        blocks = [located.blocks[b] for b in used]
-        data = await self._access.fetch(blocks)
-        columns = {b: read_block(block, bytes_) for b, block, bytes_ in zip(used, blocks, data, strict=True)}
-        empty = self._results.empty
-        result = {field: gather(field, block, row, columns, empty=empty) for field, (block, row) in found.items()}
-        self._access.check(blocks)
-        self.bytes_read += sum(column.nbytes for column in result.values())
-        return result
+        columns, copied = await read_columns(self._access, located, empty=self._results.empty, copy=copy)
+        self.bytes_read += copied
+        return columns
 
     async def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> Located:
         """Where rows lie, and their tags. Missing keys are left out. Raises NotFound for a field that a row lacks."""

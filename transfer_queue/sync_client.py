@@ -61,8 +61,10 @@ class SyncQueueClient:
     ) -> KVBatchMeta:  # fmt: skip
         return self._loop.run(self.client.put(partition, keys, columns, tags=tags, token=token, closes=closes))
 
-    def get(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> dict[str, Column]:
-        return self._loop.run(self.client.get(partition, keys, fields))
+    def get(
+        self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None, *, copy: bool = True
+    ) -> dict[str, Column]:
+        return self._loop.run(self.client.get(partition, keys, fields, copy=copy))
 
     def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> Located:
         return self._loop.run(self.client.lookup(partition, keys, fields))

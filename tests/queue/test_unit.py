@@ -67,6 +67,26 @@ def test_a_segment_made_before_the_last_registration_is_unlinked_and_not_pooled(
     assert names(files, ".seg") == names(files, ".pool") == []
 
 
+def test_a_pinned_segment_is_unlinked_and_not_pooled_until_its_reader_is_killed(files):
+    made = ids(files.make(2, SIZE))
+    code = (
+        "import sys; from transfer_queue.storage.segments import pin_segment;"
+        "pins = [pin_segment(sys.argv[1], int(s)) for s in sys.argv[2:]]; print('pinned', flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(files.directory), *map(str, made)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert reader.stdout.readline() == "pinned\n"
+    files.free(made[:1])
+    assert names(files, ".pool") == []
+    assert names(files, ".seg") == [segment_file(made[1])]
+    reader.kill()
+    reader.wait()
+    reader.stdin.close()
+    reader.stdout.close()
+    files.free(made[1:])
+    assert len(names(files, ".pool")) == 1
+
+
 def test_the_pool_keeps_half_of_the_budget_and_gives_way_to_segments(files):
     files.free(ids(files.make(12, SIZE)))
     assert len(names(files, ".pool")) == 8

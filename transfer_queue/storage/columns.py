@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -131,7 +131,8 @@ class Column:
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"rows {int(index.min())}..{int(index.max())} of a column of {self.rows} rows")
         if len(index) and index[-1] - index[0] == len(index) - 1 and (index[1:] - index[:-1] == 1).all():
-            return self._slice(int(index[0]), int(index[-1]) + 1, empty)
+            part = self.view(int(index[0]), int(index[-1]) + 1)
+            return replace(part, values=_copied(part.values, empty))
         if self.offsets is None:
             values = empty((len(index), *self.shape), self.values.dtype)
             np.take(self.values, index, axis=0, out=values, mode="clip")  # "raise" would copy once more
@@ -142,15 +143,13 @@ class Column:
         values = _gather(self.values, starts, lengths, offsets, empty)
         return Column(self.kind, self.dtype, self.shape, values, offsets, len(index))
 
-    def _slice(self, start: int, end: int, empty: Empty) -> Column:
-        """Consecutive rows, copied: one memcpy."""
+    def view(self, start: int, end: int) -> Column:
+        """Consecutive rows, not copied."""
         if self.offsets is None:
-            values = _copied(self.values[start:end], empty)
-            return Column(self.kind, self.dtype, self.shape, values, None, end - start)
+            return Column(self.kind, self.dtype, self.shape, self.values[start:end], None, end - start)
         first, last = int(self.offsets[start]), int(self.offsets[end])
         offsets = self.offsets[start : end + 1] - first
-        values = _copied(self.values[first:last], empty)
-        return Column(self.kind, self.dtype, self.shape, values, offsets, end - start)
+        return Column(self.kind, self.dtype, self.shape, self.values[first:last], offsets, end - start)
 
     @staticmethod
     def concat(columns: Sequence[Column], *, empty: Empty = np.empty) -> Column:

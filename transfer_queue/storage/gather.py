@@ -29,6 +29,13 @@ def places(located: Located) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
+def run_of(block: np.ndarray, row: np.ndarray) -> tuple[int, int, int] | None:
+    """(block, first row, row after the last) if the rows asked lie one after another in one block."""
+    if not len(block) or not (block == block[0]).all() or not (np.diff(row) == 1).all():
+        return None
+    return int(block[0]), int(row[0]), int(row[-1]) + 1
+
+
 def gather(
     field: str, block: np.ndarray, row: np.ndarray, columns: Mapping[int, Column], *, empty: Empty = np.empty
 ) -> Column:

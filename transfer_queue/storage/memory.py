@@ -53,18 +53,20 @@ class _Memory:
 
 
 class _Mapped(_Memory):
-    def __init__(self, address: int, nbytes: int, *, readonly: bool) -> None:
+    def __init__(self, address: int, nbytes: int, keep: Any, *, readonly: bool) -> None:
         super().__init__(address, nbytes, readonly=readonly)
         self._place = address, nbytes
+        self._keep = keep
 
     def __del__(self, munmap: Any = _libc.munmap) -> None:
         munmap(*self._place)
 
 
-def map_file(fd: int, nbytes: int, *, write: bool = False, private: bool = False, populate: bool = False) -> np.ndarray:
-    """Map a file; it stays mapped as long as an array of it lives. Keeps no descriptor, unlike mmap.mmap.
-
-    `private`: writable, and what is written stays in this process. Raises OSError.
+def map_file(
+    fd: int, nbytes: int, *, write: bool = False, private: bool = False, populate: bool = False, keep: Any = None
+) -> np.ndarray:
+    """Map a file; it stays mapped as long as an array of it lives, and `keep` with it. Unlike mmap.mmap, this keeps no
+    descriptor. `private`: writable, and what is written stays in this array. Raises OSError.
     """
     prot = mmap.PROT_READ | (mmap.PROT_WRITE if write or private else 0)
     flags = (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED) | (mmap.MAP_POPULATE if populate else 0)
@@ -72,7 +74,7 @@ def map_file(fd: int, nbytes: int, *, write: bool = False, private: bool = False
     if address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {nbytes} bytes: {os.strerror(number)}")
-    return np.asarray(_Mapped(address, nbytes, readonly=not (write or private)))
+    return np.asarray(_Mapped(address, nbytes, keep, readonly=not (write or private)))
 
 
 class _Lent(_Memory):

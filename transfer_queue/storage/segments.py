@@ -11,6 +11,7 @@ not mapped again, which would cost as much as copying its bytes.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
@@ -88,8 +89,8 @@ class OpenFile:
         return self._data
 
     def private_view(self) -> np.ndarray:
-        """uint8[nbytes]; what is written to it stays in this process."""
-        return map_file(self._fd, self.nbytes, private=True)
+        """uint8[nbytes] that keeps this file open; what is written to it stays in it."""
+        return map_file(self._fd, self.nbytes, private=True, keep=self)
 
     def write_at(self, offset: int, data: np.ndarray) -> None:
         """Write without mapping: half the cost of a first mapping, twice that of one that is there. Raises OSError."""
@@ -184,6 +185,33 @@ def map_segment(directory: str, segment: int, *, write: bool = False) -> Mapping
     """Map a segment of a unit's directory. Raises SegmentGone when its file is no longer there."""
     path, fd, info = _open_segment(directory, segment, write=write)
     return Mapping(segment, path, OpenFile(fd, info, write=write))
+
+
+def pin_segment(directory: str, segment: int) -> OpenFile:
+    """A segment whose file is not reused as long as the result lives, by a shared lock that also a killed process lets
+    go. Raises SegmentGone."""
+    path, fd, info = _open_segment(directory, segment, write=False)
+    file = OpenFile(fd, info, write=False)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SegmentGone(f"segment {segment:016x} is being freed") from None
+    if not Mapping(segment, path, file).stands():
+        raise SegmentGone(f"segment {segment:016x} was freed before it was pinned")
+    return file
+
+
+def rename_unpinned(path: Path, new: Path) -> bool:
+    """Give a segment's file another name, so that it can be reused, unless somebody has pinned it."""
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(path, new)  # under the lock: who pins it after this sees that its name is gone
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _open_segment(directory: str, segment: int, *, write: bool) -> tuple[str, int, os.stat_result]:
