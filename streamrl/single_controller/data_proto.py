@@ -11,6 +11,7 @@ torch is imported by what makes or touches tensors, not by this module.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,19 @@ class DataProto:
             kinds = {name: type(data[name]).__name__ for name in sorted(unknown)}
             raise TypeError(f"from_single_dict takes tensors and numpy arrays; got {kinds}")
         return cls.from_dict(tensors, others, meta_info)
+
+    @staticmethod
+    def load_from_disk(filepath: str | os.PathLike[str]) -> DataProto:
+        """What `save_to_disk` wrote, on the CPU. Raises ValueError for another file; nothing in it is executed."""
+        from streamrl.single_controller import saved
+
+        return saved.load(filepath)
+
+    def save_to_disk(self, filepath: str | os.PathLike[str]) -> None:
+        """Into one safetensors file. Raises TypeError naming what such a file cannot hold (any object of a class)."""
+        from streamrl.single_controller import saved
+
+        saved.save(self, filepath)
 
     # --- rows -----------------------------------------------------------------------------------------------------
 

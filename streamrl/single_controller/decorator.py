@@ -8,6 +8,7 @@
 | DP_COMPUTE | each `KVBatchMeta` split by rank, the rest the same | metrics merged to floats; else list |
 | DP_COMPUTE_PROTO | each `DataProto`, `TensorDict`, `KVBatchMeta` split by rank, the rest the same | one batch; metrics merged; else list |
 | DP_COMPUTE_PROTO_WITH_FUNC | the same, after a function, by its name | the same |
+| DP_COMPUTE_METRIC | as DP_COMPUTE_PROTO, but no row is there twice: shares may differ by one | metrics merged; else list |
 | `make_nd_compute_dataproto_dispatch_fn(mesh)` | as DP_COMPUTE_PROTO, but split by data-parallel rank in `mesh` | the same, of the ranks that collect |
 | `MeshDispatch(mesh, references)` | the same, and a `DataProto` is split as the references made from it: `HeldRows` | the same |
 
@@ -47,6 +48,7 @@ class Dispatch(Enum):
     DP_COMPUTE = "dp_compute"
     DP_COMPUTE_PROTO = "dp_compute_proto"
     DP_COMPUTE_PROTO_WITH_FUNC = "dp_compute_proto_with_func"
+    DP_COMPUTE_METRIC = "dp_compute_metric"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from streamrl.single_controller.batches import HeldRows, cut, is_batch, join, references_of, take
@@ -51,17 +52,18 @@ def make_plan(spec: MethodSpec, layout: Layout, args: tuple, kwargs: dict[str, A
     if isinstance(mode, MeshDispatch) and mode.references is not None:
         args = tuple(_held(mode, value) for value in args)
         kwargs = {name: _held(mode, value) for name, value in kwargs.items()}
-    return _by_rows(spec.name, layout, args, kwargs)
+    return _by_rows(spec.name, layout, args, kwargs, measures=mode is Dispatch.DP_COMPUTE_METRIC)
 
 
-def _by_rows(method: str, layout: Layout, args: tuple, kwargs: dict[str, Any]) -> Plan:
+def _by_rows(method: str, layout: Layout, args: tuple, kwargs: dict[str, Any], *, measures: bool) -> Plan:
+    """`measures`: what comes back is no rows, but figures in which each row counts once."""
     batches = [value for value in (*args, *kwargs.values()) if is_batch(value)]
-    rows = RowShares.of(method, batches, layout.dp_size)
+    rows = RowShares.of(method, batches, layout.dp_size, once=measures)
     split = _shares(args, kwargs, layout.dp_size, lambda v: cut(v, rows.rows) if is_batch(v) else [v] * layout.dp_size)
 
     def collect(results: list[Any]) -> Any:
         kept = [results[rank] for rank in layout.collectors]
-        return rows.restored(method, kept) if all(map(is_batch, kept)) else _merged(kept)
+        return rows.restored(method, kept) if all(map(is_batch, kept)) and not measures else _merged(kept)
 
     return Plan([split[dp_rank] for dp_rank in layout.dp_ranks], collect)
 
@@ -78,9 +80,9 @@ class RowShares:
         return sum(map(len, self.rows)) - self.size
 
     @classmethod
-    def of(cls, method: str, batches: Sequence[Any], parts: int) -> RowShares:
+    def of(cls, method: str, batches: Sequence[Any], parts: int, *, once: bool = False) -> RowShares:
         """References decide, if there are any: their tags say what a row costs. Else consecutive shares of one size,
-        the first rows repeated at the end where it does not divide."""
+        the first rows repeated at the end where it does not divide; or with `once` of sizes that differ by one."""
         sizes = {len(batch) for batch in batches}
         if len(sizes) > 1:
             raise ValueError(f"{method}: batches of {sorted(sizes)} rows in one call; they are split by the same rows")
@@ -88,6 +90,9 @@ class RowShares:
         references = next((found for batch in batches if (found := references_of(batch)) is not None), None)
         if references is not None:
             return cls(balanced_rows(references, parts), size)
+        if once:
+            bounds = [part * size // parts for part in range(parts + 1)]
+            return cls([list(range(a, b)) for a, b in pairwise(bounds)], size)
         each = -(-size // parts)
         padded = [row % size for row in range(each * parts)]
         return cls([padded[part * each : (part + 1) * each] for part in range(parts)], size)

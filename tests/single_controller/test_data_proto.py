@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from streamrl import DataProto
 from streamrl.protocol import DataProtoItem, pad_dataproto_to_divisor, unpad_dataproto
@@ -297,3 +300,64 @@ def test_dataproto_loads_torch_only_when_it_makes_tensors(first: str) -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_what_is_saved_comes_back_as_it_was(tmp_path: Path, rows: int) -> None:
+    given = data(rows, temperature=0.7, shape=(2, 3), seen={"a": [1, None, "x"]})
+    assert given.batch is not None
+    if rows:
+        given.batch["ragged"] = torch.nested.as_nested_tensor([torch.arange(i + 1.0) for i in range(rows)],
+                                                              layout=torch.jagged)  # fmt: skip
+    given.batch["view"] = given.batch["ids"][:, 1:]
+    given.batch["half"] = torch.zeros(rows, 2, dtype=torch.bfloat16)
+    given.non_tensor_batch["length"] = np.arange(rows, dtype=np.int32)
+    given.save_to_disk(tmp_path / "rows")
+    found = DataProto.load_from_disk(tmp_path / "rows")
+    assert found.batch is not None
+    assert (len(found), found.fields(), found.meta_info) == (rows, given.fields(), given.meta_info)
+    for name in given.batch.keys():  # noqa: SIM118
+        expected, value = given.batch[name], found.batch[name]
+        assert value.dtype == expected.dtype
+        assert all(map(torch.equal, value.unbind(), expected.unbind()))
+    for name, values in given.non_tensor_batch.items():
+        assert found.non_tensor_batch[name].dtype == values.dtype
+        assert found.non_tensor_batch[name].tolist() == values.tolist()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+def test_rows_without_tensors_come_back_without_tensors(tmp_path: Path) -> None:
+    DataProto.from_dict(non_tensors={"uid": ["a", "b"]}).save_to_disk(tmp_path / "rows")
+    found = DataProto.load_from_disk(tmp_path / "rows")
+    assert found.batch is None
+    assert uids(found) == ["a", "b"]
+
+
+def test_what_a_file_cannot_hold_is_named_and_leaves_no_file(tmp_path: Path) -> None:
+    class Mine: ...
+
+    for unfit, named in [
+        (DataProto.from_dict(non_tensors={"uid": [Mine()]}), r"Mine at value\[0\]\['uid'\]\['objects'\]\[0\]"),
+        (data(2, hidden=Mine()), r"Mine at value\[1\]\['hidden'\]"),
+    ]:
+        with pytest.raises(TypeError, match=named):
+            unfit.save_to_disk(tmp_path / "rows")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["empty", "pickle", "cut", "other"])
+def test_another_file_is_refused_by_its_name(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "rows"
+    data().save_to_disk(path)
+    whole = path.read_bytes()
+    if damage == "other":
+        save_file({"a": np.zeros(2)}, path)
+    else:
+        path.write_bytes({"empty": b"", "pickle": pickle.dumps([1]), "cut": whole[: len(whole) // 2]}[damage])
+    with pytest.raises(ValueError, match=f"{path} holds no DataProto"):
+        DataProto.load_from_disk(path)
+    with pytest.raises(FileNotFoundError):
+        DataProto.load_from_disk(tmp_path / "nowhere")

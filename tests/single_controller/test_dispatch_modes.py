@@ -48,6 +48,15 @@ class Rows(Worker):
     def measured(self, data: Any) -> dict[str, Mean]:
         return {"mean": Mean(float(self.rank.rank), 1)}
 
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def mean_row(self, data: DataProto) -> dict[str, Mean]:
+        assert data.batch is not None
+        return {"mean": Mean(float(data.batch["row"].sum()), len(data))}
+
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def seen(self, data: Any) -> DataProto:
+        return DataProto(meta_info={"rows": len(data)})
+
     @register(Dispatch.DP_COMPUTE_PROTO)
     def mixed(self, data: DataProto) -> Any:
         return data if self.rank.rank else KVBatchMeta()
@@ -125,6 +134,16 @@ def test_results_that_are_no_rows_are_metrics_or_a_list() -> None:
     assert group_of(2).lengths(proto(3)) == [2, 2]
     with pytest.raises(TypeError, match="different kinds: KVBatchMeta, DataProto"):
         group_of(2).mixed(proto(2))
+
+
+@given(st.integers(0, 9), st.integers(1, 5))
+def test_figures_of_rows_count_every_row_once(rows: int, ranks: int) -> None:
+    expected = sum(range(rows)) / rows if rows else 0.0
+    assert group_of(ranks).mean_row(proto(rows)) == {"mean": pytest.approx(expected)}
+    seen = [each.meta_info["rows"] for each in group_of(ranks).seen(proto(rows))]
+    assert (sum(seen), len(seen)) == (rows, ranks)
+    assert max(seen) - min(seen) <= 1
+    assert sum(each.meta_info["rows"] for each in group_of(ranks).seen(batch_of([3] * rows))) == rows
 
 
 def test_no_rows_are_given_to_every_rank() -> None:
