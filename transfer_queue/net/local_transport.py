@@ -37,7 +37,7 @@ class LocalTransport:
         self.on_push: Callable[[Push], None] = ignore
         self.on_welcome: Callable[[Welcome, bool], None] = ignore
         self.on_orphan: Callable[[Any, Reply], None] = ignore
-        self._waiters = Waiters(name, "the local queue")
+        self._waiters = Waiters(name, "the local queue", lambda: "its clock stands still; call LocalQueue.tick()")
         self._submit = submit
         self._left = left
         self._closed = False
@@ -47,7 +47,7 @@ class LocalTransport:
             raise Disconnected(f"client {self.name!r} was closed")
         request, waiting = self._waiters.add(body, timeout)
         self._submit(self.client, Request(request, body))
-        return await self._waiters.result(request, waiting, lambda: "its clock stands still; call LocalQueue.tick()")
+        return await self._waiters.result(request, waiting)
 
     def say_hello(self) -> None:
         """Become known to the controller; `on_welcome` has run when this returns."""

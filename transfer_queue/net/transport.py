@@ -94,7 +94,7 @@ class SocketTransport:
             check_network_endpoint(self._endpoint)
         else:
             check_endpoint(self._endpoint, ("unix", "ipc"))
-        self._waiters = Waiters(name, f"the controller of run {address['run']!r} at {self._endpoint}")
+        self._waiters = Waiters(name, f"the controller of run {address['run']!r} at {self._endpoint}", self._state)
         self._key = read_key(address["key_file"])
         self._process = os.getpid()
         self._ready = False
@@ -159,7 +159,7 @@ class SocketTransport:
             raise
         if self._ready:
             self._ready = self._link.send(frame)
-        return await self._waiters.result(request, waiting, self._state)
+        return await self._waiters.result(request, waiting)
 
     async def greet(self) -> Welcome:
         reply = await self.request(self._hello_body())

@@ -24,13 +24,24 @@ class Waiting:
     asked: float
     timeout: float
 
+    @property
+    def deadline(self) -> float:
+        return self.asked + self.timeout
+
 
 class Waiters:
-    """Requests without an answer, by id. Ids increase. Shared by both transports."""
+    """Requests without an answer, by id. Ids increase. Shared by both transports.
 
-    def __init__(self, name: str, whom: str) -> None:
+    One timer serves all: it is set for the first deadline that was ever asked for, looks at all when it comes, and is
+    set again; a request of usual length costs none.
+    """
+
+    def __init__(self, name: str, whom: str, state: Callable[[], str]) -> None:
+        """`whom` they wait for, and in which state that is, is told to those that wait too long."""
         self.name = name
         self.whom = whom
+        self._state = state
+        self._timer: asyncio.TimerHandle | None = None
         self.waiting: dict[int, Waiting] = {}
         self._orphans: dict[int, Mutation | Query] = {}
         self._next = 0
@@ -42,14 +53,13 @@ class Waiters:
         self.waiting[self._next] = waiting
         return self._next, waiting
 
-    async def result(self, request: int, waiting: Waiting, state: Callable[[], str]) -> Reply:
+    async def result(self, request: int, waiting: Waiting) -> Reply:
         """Await the answer until its deadline."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(waiting.timeout, self._too_late, request, state)
+        if self._timer is None or waiting.deadline < self._timer.when():
+            self._set_timer(waiting.deadline)
         try:
             return await waiting.future
         finally:
-            timer.cancel()
             if self.waiting.pop(request, None) is not None:  # cancelled or too late: the answer may still come
                 self._orphans[request] = waiting.body
                 while len(self._orphans) > MAX_ORPHANS:
@@ -69,9 +79,12 @@ class Waiters:
         return None
 
     def fail(self, error: QueueError) -> None:
+        """All end with this error."""
         for waiting in self.waiting.values():
             if not waiting.future.done():
                 waiting.future.set_exception(error)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def remaining(self, request: int) -> Mutation | Query:
         """The body to send now: what is left of its wait."""
@@ -82,12 +95,21 @@ class Waiters:
         left = max(0.0, wait - (asyncio.get_running_loop().time() - waiting.asked))
         return msgspec.structs.replace(waiting.body, wait=left)
 
-    def _too_late(self, request: int, state: Callable[[], str]) -> None:
-        waiting = self.waiting.get(request)
-        if waiting is not None and not waiting.future.done():
-            what = type(waiting.body).__name__
-            waiting.future.set_exception(
-                DeadlineExceeded(
-                    f"client {self.name!r} waited {waiting.timeout:.1f} s for {self.whom} to answer {what}: {state()}"
-                )
-            )
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        """End those that have waited long enough."""
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        open_ = [waiting for waiting in self.waiting.values() if not waiting.future.done()]
+        for waiting in open_:
+            if waiting.deadline <= now:
+                what = type(waiting.body).__name__
+                error = f"client {self.name!r} waited {waiting.timeout:.1f} s for {self.whom} to answer {what}: "
+                waiting.future.set_exception(DeadlineExceeded(error + self._state()))
+        deadline = min((waiting.deadline for waiting in open_ if not waiting.future.done()), default=None)
+        if deadline is not None:
+            self._set_timer(deadline)
