@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_loop.llm.protocol import ContextOverflow, SamplingParams, ServerDied
+from agent_loop.llm.protocol import ContextOverflow, SamplingParams, Scores, ServerDied
 from streamrl.monitor.events import read_events
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start_ray_servers
@@ -110,6 +110,22 @@ async def test_a_cancelled_call_frees_its_slot_in_the_actor(served: Served) -> N
     async with asyncio.timeout(20):
         while (await served.server.load()).running:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+async def test_tokens_are_scored_in_the_actor_and_a_killed_one_is_dead_for_them(served: Served) -> None:
+    server = served.server
+    got = await server.generate("sampled", [1, 2], SamplingParams(max_tokens=9))
+    scores = await server.score([1, 2], got.token_ids)
+    assert scores.log_probs == pytest.approx(got.log_probs, abs=1e-4)
+    with pytest.raises(ContextOverflow):
+        await server.score([1] * 500, [2] * 100)
+    asked = [asyncio.ensure_future(server.score([1] * 100, [2] * 400)) for _ in range(60)]
+    await asyncio.sleep(0.02)
+    os.kill(await server.pid(), signal.SIGKILL)
+    found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30)
+    assert {type(result) for result in found} <= {ServerDied, Scores}
+    assert ServerDied in {type(result) for result in found}
+    await until_served(server)
 
 
 async def test_an_engine_that_died_takes_its_process_with_it_and_is_started_again(served: Served) -> None:
