@@ -94,7 +94,8 @@ class Trainer(ABC):
         )
 
     def _selection(self) -> Selection:
-        return Selection(self.max_age, filter_equal=self.config.algorithm.filter_groups.enable)
+        algorithm = self.config.algorithm
+        return Selection(self.max_age, algorithm.filter_groups.enable, algorithm.gdpo_reward_keys)
 
     # --- hooks of the modes -----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from streamrl.monitor.overlap_account import RunOverlap
 from streamrl.monitor.prometheus import KEY_FILE, Exporter
 from streamrl.monitor.registry import by_reason_class
 from streamrl.trainer.parts import Parts
+from streamrl.workers.step_metrics import LOWS, PEAKS
 from transfer_queue.net.messages import Group, QueueStats
 
 EMA = 0.9
@@ -25,6 +26,8 @@ SUMMED = (
     "perf/total_num_tokens",
 )  # fmt: skip
 """Metrics of a mini-batch that add up over a step; of `actor/lr` the last one counts; the others are averaged."""
+LARGEST = frozenset((*PEAKS, "training/off_policy/token_staleness/max"))
+SMALLEST = frozenset(LOWS)
 
 
 class Reporter:
@@ -100,7 +103,7 @@ class Reporter:
     def step_ends(self, step: int, rows: Mapping[str, float]) -> dict[str, float]:
         """Put the step's line together and write it everywhere."""
         seconds = self._parts.clock() - self._started
-        metrics = {"training/global_step": float(step), **rows, **_merged(self._updates)}
+        metrics = {"training/global_step": float(step), **rows, **merged_updates(self._updates)}
         metrics |= self._collector.feed_all(self._tail.poll())
         score = metrics["critic/score/mean"]
         self._ema = score if self._ema is None else EMA * self._ema + (1 - EMA) * score
@@ -198,7 +201,7 @@ class TeacherCounts:
 NOTHING_SCORED = ServerLoad(0, 0, 0, 0, 0, 0.0)
 
 
-def _merged(updates: list[dict[str, float]]) -> dict[str, float]:
+def merged_updates(updates: list[dict[str, float]]) -> dict[str, float]:
     """The metrics of several mini-batches as those of one step."""
     columns: dict[str, list[float]] = defaultdict(list)
     for metrics in updates:
@@ -208,6 +211,8 @@ def _merged(updates: list[dict[str, float]]) -> dict[str, float]:
     for name, values in columns.items():
         if name == "actor/lr":
             merged[name] = values[-1]
+        elif name in LARGEST or name in SMALLEST:
+            merged[name] = max(values) if name in LARGEST else min(values)
         else:
             merged[name] = sum(values) if name in SUMMED or name.startswith("timing_s/") else sum(values) / len(values)
     return merged

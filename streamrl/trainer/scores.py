@@ -100,10 +100,12 @@ def sampled_sessions(group: Group) -> int:
     return int(group.tag.get(SAMPLED_SESSIONS, group.n))
 
 
-def all_equal(group: Group) -> bool:
-    """Whether the group's sampled sessions all scored the same, so that comparing them teaches nothing."""
+def all_equal(group: Group, components: Sequence[str] = ()) -> bool:
+    """Whether the group's sampled sessions all scored the same, or did in each of `components` where these are what is
+    compared, so that comparing them teaches nothing. Raises NoSuchComponent."""
     sampled = [rows for session, rows in _by_session(group).items() if session < sampled_sessions(group)]
-    return zero_variance(np.array([_score(rows) for rows in sampled], np.float64))
+    found = [_components(rows[-1], components) if components else [_score(rows)] for rows in sampled]
+    return all(zero_variance(column) for column in np.array(found, np.float64).T)
 
 
 def _by_session(group: Group) -> dict[int, list[Row]]:

@@ -22,12 +22,14 @@ class Selection:
     """A group whose oldest token is older is stale; None only measures."""
     filter_equal: bool = False
     """A group whose sampled sessions all scored the same is filtered (dynamic sampling, DAPO, arXiv:2503.14476)."""
+    components: tuple[str, ...] = ()
+    """If it is components of the score that are compared: the same in each of them."""
 
     def unfit(self, group: Group, version: int) -> str | None:
         """Why `group` is not trained at weights `version`; None: it is fit."""
         if self.max_age is not None and version - oldest_version(group) > self.max_age:
             return STALE
-        return FILTERED if self.filter_equal and all_equal(group) else None
+        return FILTERED if self.filter_equal and all_equal(group, self.components) else None
 
 
 def oldest_version(group: Group) -> int:

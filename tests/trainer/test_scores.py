@@ -92,6 +92,15 @@ def test_a_score_without_a_component_that_is_asked_for_is_an_error_with_row_and_
     assert sessions_of([group]).components is None
 
 
+def test_a_group_whose_components_differ_teaches_something_though_its_scores_are_the_same():
+    group = with_components(ready_group("u0", [1.0, 1.0]), {"right": 1.0, "short": 0.0}, {"right": 0.0, "short": 1.0})
+    assert all_equal(group)
+    assert not all_equal(group, ["right", "short"])
+    same = with_components(ready_group("u0", [1.0, 0.0]), {"right": 1.0}, {"right": 1.0})
+    assert Selection(filter_equal=True, components=("right",)).unfit(same, 1) == "filtered"
+    assert Selection(filter_equal=True).unfit(same, 1) is None
+
+
 def test_metrics_tell_the_components():
     group = with_components(ready_group("u0", [1.0, 0.0]), {"right": 1.0}, {"right": 0.5})
     metrics = score_metrics([group], 1, ["right"])

@@ -131,7 +131,8 @@ def test_with_the_current_policy_as_the_old_one_an_update_is_one_of_plain_reinfo
     batch, store = make_rows(4, 2)
     batch.extra_info = {**(batch.extra_info or {}), "mini_batch_size": 4}
     found = []
-    for options in ({"bypass": False, "correction": {"pi_old": "current"}}, {"policy_loss": GPG}):
+    cases: list[dict[str, Any]] = [{"bypass": False, "correction": {"pi_old": "current"}}, {"policy_loss": GPG}]
+    for options in cases:
         group = start(model, store, **options)
         found.append((group.update_actor(batch), group.state_digest()))
         group.shutdown()

@@ -66,7 +66,7 @@ class FilterGroupsConfig:
 
     enable: bool = False
     metric: Literal["score", "seq_reward", "reward", "acc"] = "score"
-    """All of them mean the row's score."""
+    """All of them mean the row's score; with gdpo it is each of its components."""
     max_num_gen_batches: NonNegativeInt = 0
     """Stop when this many batches' worth of groups in a row were filtered out; 0: never."""
 
