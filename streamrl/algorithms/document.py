@@ -49,6 +49,13 @@ SECTION_KEYS = {
     "value": ("critic.cliprange_value",),
     "kl": (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_type", f"{ACTOR}.kl_loss_coef", "algorithm.kl_penalty"),
     "kl_reward": ("algorithm.use_kl_in_reward", "algorithm.kl_penalty"),
+    "teacher": (
+        "distillation.enabled",
+        "distillation.distillation_loss.loss_mode",
+        "distillation.distillation_loss.distillation_loss_coef",
+        "distillation.distillation_loss.use_task_rewards",
+        "distillation.teacher_model.placement",
+    ),
     "kl_control": tuple(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "target_kl", "horizon")),
     "rejection": tuple(f"algorithm.rollout_correction.{name}" for name in ("rollout_rs", "rollout_rs_threshold")),
     "weights": tuple(
@@ -81,6 +88,15 @@ from its paper as loops over rows and tokens in float64.
 - One's own estimator or loss is named `path/to/file.py:function` in place of a name.
 """
 
+TEACHER = """\
+On-policy distillation: `distillation_loss_coef` times KL(policy || teacher) at each sampled token, by one of the
+estimates above, is part of the loss; without `use_task_rewards` it is all of it. The teacher's log-probs of what the
+policy sampled, at the temperature they were sampled with, come from a stage on the training ranks or from servers of its own,
+which score each row before it is put.
+
+Source: Agarwal et al. ([arXiv:2306.13649](https://arxiv.org/abs/2306.13649)).
+"""
+
 
 def page() -> str:
     """The whole page."""
@@ -108,6 +124,7 @@ def _parts() -> Iterator[str]:
     yield from _table(("names", "estimate"), _kl_rows())
     yield _entry("In the reward", kl_reward.penalised_rewards, "kl_reward")
     yield _entry("Its coefficient", kl_control.AdaptiveKL, "kl_control")
+    yield f"### To a teacher\n\n{_key_list('teacher')}\n\n{TEACHER}"
     yield f"## Samples of another policy\n\n{_doc(correction)}"
     yield _entry("Rejection", correction.rejection_mask, "rejection")
     yield _doc(thresholds.rejection_rules)
