@@ -91,8 +91,8 @@ from its paper as loops over rows and tokens in float64.
 TEACHER = """\
 On-policy distillation: `distillation_loss_coef` times KL(policy || teacher) at each sampled token, by one of the
 estimates above, is part of the loss; without `use_task_rewards` it is all of it. The teacher's log-probs of what the
-policy sampled, at the temperature they were sampled with, come from a stage on the training ranks or from servers of its own,
-which score each row before it is put.
+policy sampled, at the policy's temperature, come from a stage on the training ranks or from servers of its own, which
+score each row before it is put.
 
 Source: Agarwal et al. ([arXiv:2306.13649](https://arxiv.org/abs/2306.13649)).
 """
