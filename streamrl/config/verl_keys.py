@@ -43,7 +43,7 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     f"{_ROLLOUT}.agent.agent_loop_manager_class": (None,),
     "algorithm.use_pf_ppo": (False,),
     "reward.reward_manager.source": ("register",),
-    "reward.reward_manager.name": ("naive", "dapo"),  # dapo is naive with the overlong buffer
+    "reward.reward_manager.name": ("naive", "dapo", "gdpo"),  # naive, with the overlong buffer; with components
     "reward.reward_model.enable": (False,),
     "reward.sandbox_fusion.url": (None,),
     "reward_model.enable": (False,),

@@ -48,6 +48,16 @@ def test_asking_for_what_does_not_exist_yet_is_an_error(valid: list[str], argume
         load_config([*valid, argument])
 
 
+def test_a_gdpo_command_line_of_verl_is_accepted_as_it_is(valid: list[str]):
+    script = [
+        "algorithm.adv_estimator=gdpo", "reward.reward_manager.name=gdpo",
+        '+algorithm.gdpo_reward_keys=["correct", "format"]', "+algorithm.gdpo_reward_weights=[1.0, 0.25]",
+    ]  # fmt: skip
+    algorithm = load_config([*valid, *script]).config.algorithm
+    assert algorithm.gdpo_reward_keys == ("correct", "format")
+    assert algorithm.gdpo_reward_weights == (1.0, 0.25)
+
+
 def test_the_old_place_of_the_reward_function_still_works(valid: list[str], tmp_path: Path):
     arguments = [argument for argument in valid if not argument.startswith("reward.")]
     config = load_config([*arguments, f"custom_reward_function.path={tmp_path}/reward.py"]).config
