@@ -3,7 +3,7 @@
 @register_agent_loop("my_agent")
 class MyAgent:
     async def run(self, row, ctx):
-        trajectory = Trajectory(prompt_ids=ctx.chat.render_prompt(row["raw_prompt"]))
+        trajectory = await ctx.begin(row)
         await ctx.sample(trajectory, turn=0)
         return [trajectory]
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from msgspec.structs import replace
@@ -21,7 +22,9 @@ from msgspec.structs import replace
 from agent_loop.llm.protocol import LLMClient, SamplingParams, StopReason
 from agent_loop.plugins import PluginError, Registry
 from agent_loop.rendering.chat import ChatTokenizer
+from agent_loop.rendering.images import ImageRenderer, has_images
 from agent_loop.seeds import derive_seed
+from agent_loop.threads import in_daemon_thread
 from agent_loop.tools.base import Tool
 from agent_loop.trajectory import Trajectory
 
@@ -89,6 +92,17 @@ class AgentContext:
     on_span: SpanSink = no_spans
     seeded: bool = True
     """Whether the engine gets a seed per turn."""
+    images: ImageRenderer | None = None
+    """Of a model that has a processor."""
+
+    async def begin(self, row: Mapping[str, Any], tools: Sequence[dict[str, Any]] = ()) -> Trajectory:
+        """A trajectory with the row's messages as its prompt, images by the model's processor. `tools` are JSON
+        schemas. Raises RenderingError."""
+        if self.images is None or not has_images(row):
+            return Trajectory(prompt_ids=self.chat.render_prompt(row["raw_prompt"], tools))
+        render = partial(self.images.render, row, tools)
+        prompt = await in_daemon_thread(render, "image processor")
+        return Trajectory(prompt.ids, images=prompt.images, multi_modal_inputs=prompt.multi_modal_inputs)
 
     def count(self, metric: str, amount: float) -> None:
         self.metrics[metric] = self.metrics.get(metric, 0.0) + amount
@@ -105,7 +119,8 @@ class AgentContext:
         """Extend the trajectory by one assistant turn within its budget; the new tokens and why they ended."""
         history = trajectory.prompt_ids + trajectory.response_ids
         sampling = self.sampling_of(turn, self.room(trajectory))
-        generation = await self.llm.generate(history, sampling, session=self.session)
+        shown = {"images": trajectory.images} if trajectory.images else {}
+        generation = await self.llm.generate(history, sampling, session=self.session, **shown)
         trajectory.append_sampled(generation.token_ids, generation.log_probs, generation.weight_versions)
         return generation.token_ids, generation.stop_reason
 

@@ -25,15 +25,18 @@ RAGGED_FIELDS: dict[str, type[np.generic]] = {
     "response_mask": np.int64, "rollout_log_probs": np.float32, "weight_versions": np.int32, "rm_scores": np.float32,
 }  # fmt: skip
 
+MULTI_MODAL_FIELD = "multi_modal_inputs"
+"""Object column of rows whose prompt has images: name -> array (agent_loop/rendering/images.py)."""
+
 TEACHER_FIELD = "teacher_log_prob"
 """float32[R], of a row that a teacher's servers scored before it was put (agent_loop/teacher.py)."""
 
 MAX_COMPONENTS = 8
 """Named parts of a score that travel with a row, to the trainer, which sees a bounded number of bytes of each."""
 
-_OWN_FIELDS = frozenset(
-    (*RAGGED_FIELDS, *COPIED_FIELDS, TEACHER_FIELD, "uid", "num_turns", "metrics", "reward_extra_info")
-)
+_OWN_FIELDS = frozenset(RAGGED_FIELDS) | frozenset(COPIED_FIELDS) | {
+    TEACHER_FIELD, MULTI_MODAL_FIELD, "uid", "num_turns", "metrics", "reward_extra_info",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ def session_rows(
     columns["num_turns"] = np.asarray([trajectory.num_turns for trajectory in trajectories], dtype=np.int64)
     columns["metrics"] = [dict(metrics)] * rows
     columns["reward_extra_info"] = [dict(reward_details)] * rows
+    if any(trajectory.multi_modal_inputs for trajectory in trajectories):
+        columns[MULTI_MODAL_FIELD] = [trajectory.multi_modal_inputs for trajectory in trajectories]
     columns |= _extra_columns(trajectories)
     began = next(v for v in trajectories[0].weight_versions if v >= 0)
     parts = {component_tag(name): float(value) for name, value in components.items()}

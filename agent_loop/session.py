@@ -22,6 +22,7 @@ from agent_loop.llm.metered import MeteredClient
 from agent_loop.llm.protocol import LLMClient, SamplingParams, ServerDied
 from agent_loop.loop import AgentContext, AgentLoop, Budgets, SpanSink, no_spans
 from agent_loop.rendering.chat import ChatTokenizer
+from agent_loop.rendering.images import ImageRenderer
 from agent_loop.rewards import RewardError, RewardFunction, finite_score, score_components
 from agent_loop.rows import SessionRows, session_rows
 from agent_loop.seeds import derive_seed
@@ -67,6 +68,7 @@ class SessionRunner:
     timeout: float = 3600.0
     on_span: SpanSink = no_spans
     teacher: Teacher | None = None
+    images: ImageRenderer | None = None
 
     async def run(
         self,
@@ -104,6 +106,7 @@ class SessionRunner:
             metrics=metrics,
             on_span=on_span,
             seeded=self.seeded,
+            images=self.images,
         )
 
     async def _outcome(

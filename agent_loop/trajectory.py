@@ -27,6 +27,10 @@ class Trajectory:
     response_mask: list[int] = field(default_factory=list)
     rollout_log_probs: list[float] = field(default_factory=list)
     weight_versions: list[int] = field(default_factory=list)
+    images: list[bytes] = field(default_factory=list)
+    """Of the prompt, for the LLM server; they are not stored."""
+    multi_modal_inputs: dict[str, Any] | None = None
+    """What the model's processor made of them: a column of the row."""
     num_turns: int = 0
     score: float | None = None
     """Outcome reward; None = the worker's reward function decides."""

@@ -21,6 +21,7 @@ from agent_loop.llm.protocol import LLMClient, SamplingParams, Scorer
 from agent_loop.loop import AGENT_LOOPS, AgentLoop, Budgets, SpanSink, load_agent_loop, no_spans
 from agent_loop.plugins import PluginError
 from agent_loop.rendering.chat import ChatTokenizer
+from agent_loop.rendering.images import ImageRenderer, has_processor
 from agent_loop.rewards import RewardFunction
 from agent_loop.session import SessionRunner
 from agent_loop.teacher import Teacher
@@ -42,7 +43,7 @@ class WorkerConfig:
     """Plain values only, so that it can be sent to another process."""
 
     model_path: str
-    """Directory with the tokenizer and the chat template."""
+    """Directory with the tokenizer, the chat template and, of a model for images, the processor."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, as enable_thinking."""
     partitions: tuple[str, ...] = ("train", "val")
@@ -104,9 +105,10 @@ class AgentLoopWorker:
             if config.reward
             else None
         )
+        chat = chat or ChatTokenizer.from_pretrained(config.model_path, config.template_kwargs)
         self._runner = SessionRunner(
             llm=llm,
-            chat=chat or ChatTokenizer.from_pretrained(config.model_path, config.template_kwargs),
+            chat=chat,
             budgets=config.budgets,
             sampling=config.sampling,
             reward=reward,
@@ -117,6 +119,7 @@ class AgentLoopWorker:
             timeout=config.session_timeout,
             on_span=on_span,
             teacher=Teacher(teacher, config.sampling.temperature) if teacher is not None else None,
+            images=ImageRenderer(config.model_path, chat) if has_processor(config.model_path) else None,
         )
         default = config.default_agent_loop
         names = {default: default, **config.agent_loops}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +60,17 @@ class RoutedClient:
         self._closing = False
         self._fault: BaseException | None = None
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingParams, *, session: str) -> Generation:
-        """Raises ServerDied (retries exhausted, or NoServer) and ContextOverflow; "aborted" only after `close`."""
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, session: str, images: Sequence[bytes] = ()
+    ) -> Generation:
+        """Raises ServerDied (retries exhausted, or NoServer), ContextOverflow and ImagesNotServed; "aborted" only after
+        `close`."""
         done, setbacks = Generation(), _Setbacks(session, self._patience)
         while (ticket := await self._acquire(session, len(prompt_ids) + sampling.max_tokens)) is not None:
             left = sampling.max_tokens - len(done.token_ids)
             try:
-                piece = await self._call(ticket, prompt_ids + done.token_ids, replace(sampling, max_tokens=left))
+                history = prompt_ids + done.token_ids
+                piece = await self._call(ticket, history, replace(sampling, max_tokens=left), images)
             except ServerDied as error:
                 self._take_out(ticket, str(error))
                 setbacks.count_death(error)
@@ -145,13 +149,15 @@ class RoutedClient:
                 f"{session} waited {self._patience.healthy:g} s for a healthy LLM server ({out}); see the servers' logs"
             ) from None
 
-    async def _call(self, ticket: Ticket, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+    async def _call(
+        self, ticket: Ticket, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes]
+    ) -> Generation:
         self._requests += 1
         request_id = f"{self._prefix}-{self._requests}"
         server = self._servers[ticket.server]
         try:
             async with asyncio.timeout(self._patience.answer):
-                return await server.generate(request_id, prompt_ids, sampling)
+                return await server.generate(request_id, prompt_ids, sampling, *([images] if images else ()))
         except TimeoutError:
             self._abort(server, request_id)
             raise ServerDied(f"server {ticket.server} gave no answer within {self._patience.answer:g} s") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from agent_loop.llm.protocol import Generation, LLMClient, SamplingParams, ServerDied
 
@@ -19,10 +20,13 @@ class MeteredClient:
         self._llm = llm
         self._metrics = metrics
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingParams, *, session: str) -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, session: str, images: Sequence[bytes] = ()
+    ) -> Generation:
         clock = asyncio.get_running_loop().time
         begun = clock()
-        generation = await self._llm.generate(prompt_ids, sampling, session=session)
+        shown = {"images": images} if images else {}
+        generation = await self._llm.generate(prompt_ids, sampling, session=session, **shown)
         if generation.stop_reason == "aborted":
             raise RunStopping(f"{session}: generation was aborted because the run stops")
         costs = {

@@ -5,6 +5,7 @@ Tokens in, tokens out. Nothing here knows text, Ray or torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -73,11 +74,24 @@ class CannotScore(NotImplementedError):
     """This kind of server has no forward pass over given tokens."""
 
 
+class ImagesNotServed(ValueError):
+    """This kind of server takes text alone."""
+
+
+def refuse_images(server: object, images: Sequence[bytes]) -> None:
+    """For servers of text. Raises ImagesNotServed."""
+    if images:
+        raise ImagesNotServed(f"the prompt has {len(images)} images; {type(server).__name__} serves text alone")
+
+
 class LLMServer(Protocol):
     """One engine. Every implementation passes tests/rollout/test_llm_server.py."""
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
-        """Raises ServerDied, ContextOverflow."""
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> Generation:
+        """`images` (PNG, JPEG, ...) stand where `prompt_ids` has runs of placeholder tokens, in order. Raises
+        ServerDied, ContextOverflow, ImagesNotServed."""
         ...
 
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
@@ -113,7 +127,9 @@ class LLMServer(Protocol):
 class LLMClient(Protocol):
     """What an agent loop calls. Deaths, aborts and swaps are handled below it."""
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingParams, *, session: str) -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, session: str, images: Sequence[bytes] = ()
+    ) -> Generation:
         """`session` makes later turns of a trajectory find their prefix cache. Never returns "aborted" unless
         the whole run stops."""
         ...

@@ -13,7 +13,8 @@ class SingleTurnAgent:
     """Samples until a stop token or until the response budget is used up."""
 
     async def run(self, row: dict[str, Any], ctx: AgentContext) -> list[Trajectory]:
-        trajectory = Trajectory(prompt_ids=ctx.chat.render_prompt(row["raw_prompt"]), num_turns=2)
+        trajectory = await ctx.begin(row)
+        trajectory.num_turns = 2
         _, reason = await ctx.sample(trajectory, turn=0)
         if reason == "length":
             ctx.count("truncated", 1)

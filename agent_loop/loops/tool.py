@@ -31,7 +31,8 @@ class ToolAgent:
     async def run(self, row: dict[str, Any], ctx: AgentContext) -> list[Trajectory]:
         tools = selected_tools(ctx.tools, row.get("tool_selection"))
         schemas = [tool_schema(tool) for tool in tools.values()]
-        trajectory = Trajectory(prompt_ids=ctx.chat.render_prompt(row["raw_prompt"], schemas), num_turns=1)
+        trajectory = await ctx.begin(row, schemas)
+        trajectory.num_turns = 1
         for turn in itertools.count():
             tokens, reason = await ctx.sample(trajectory, turn)
             trajectory.num_turns += 1

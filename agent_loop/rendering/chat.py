@@ -97,7 +97,9 @@ class ChatTokenizer:
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """The conversation and the generation prompt of the assistant's next turn. `tools` are JSON schemas."""
+        """The conversation and the generation prompt of the assistant's next turn. `tools` are JSON schemas. Raises
+        RenderingError for messages with images, which a tokenizer alone would leave as a placeholder each."""
+        _refuse_images(messages)
         return self.encode(self.prompt_text(messages, tools))
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -179,6 +181,20 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+def is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("image", "image_url")
+
+
+def _refuse_images(messages: Sequence[Message]) -> None:
+    for number, message in enumerate(messages, 1):
+        content = message.get("content")
+        if isinstance(content, list) and any(map(is_image, content)):
+            raise RenderingError(
+                f"message {number} has an image; that takes a model directory with a processor, and an agent loop that "
+                "begins with `await ctx.begin(row)`"
+            )
+
+
 def _check_given(given: Mapping[str, Any], read: set[str]) -> None:
     """Raises RenderingError for arguments of a template that cannot be what was meant."""
     for name in given:
@@ -194,7 +210,7 @@ def _template_text(path: Path, config: dict[str, Any]) -> str:
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
+    template = config.get("chat_template") or _read_json(path / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("tool_use") or named.get("default")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from agent_loop.loop import AGENT_LOOPS
 from agent_loop.loops.tool import selected_tools
 from agent_loop.plugins import PluginError, is_path_spec, load_from_file
 from agent_loop.rendering.chat import ChatTokenizer, RenderingError
+from agent_loop.rendering.images import has_images, has_processor
 from agent_loop.tools.base import Tool, load_tool, tool_schema
 from streamrl.config import StreamRLConfig
 from streamrl.config.sections.data import DataConfig
@@ -57,8 +58,24 @@ def _dataset(
         max_samples=max_samples,
         columns=columns_of(config.data),
         limit=_limit(config),
-        check=AgentNames(config.actor_rollout_ref.rollout.agent.default_agent_loop).check,
+        check=_check(config),
     )
+
+
+def _check(config: StreamRLConfig) -> Callable[[dict[str, Any], Place], None]:
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    names = AgentNames(rollout.agent.default_agent_loop)
+    marks_count = has_processor(model.tokenizer_path or model.path)
+
+    def check(row: dict[str, Any], place: Place) -> None:
+        names.check(row, place)
+        if has_images(row if marks_count else {**row, "images": None}):
+            raise DatasetError(
+                f"{place}: the messages show the model an image; training engines and the servers of "
+                f"{rollout.name} take text alone. Leave such rows out; images beside the messages reach the agent loop"
+            )
+
+    return check
 
 
 @dataclass(frozen=True, slots=True)

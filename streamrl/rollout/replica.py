@@ -16,7 +16,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,8 +137,12 @@ class RayLLMServer:
             raise self._server.error
         return os.getpid()
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
-        return await self._watched(self._server.generate(request_id, prompt_ids, sampling))
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> Generation:
+        return await self._watched(
+            self._server.generate(request_id, prompt_ids, sampling, *([images] if images else ()))
+        )
 
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
         if not hasattr(self._server, "score"):  # one that was registered, from before this verb
@@ -215,10 +219,12 @@ class RayServerHandle:
     def __init__(self, actor: Any, server: str, *, answer_seconds: float = 900.0) -> None:
         self._actor, self.server, self._answer_seconds = actor, server, answer_seconds
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> Generation:
         """Cancelling it frees the slot. Raises ServerDied also when there is no answer for `answer_seconds`."""
         try:
-            call = self._actor.generate.remote(request_id, prompt_ids, sampling)
+            call = self._actor.generate.remote(request_id, prompt_ids, sampling, images)
             return await self._answer("generate", call, self._answer_seconds)
         except asyncio.CancelledError:
             self._actor.abort.remote([request_id])

@@ -10,12 +10,21 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, StopReason
+from agent_loop.llm.protocol import (
+    Generation,
+    SamplingParams,
+    Scores,
+    ServerDied,
+    ServerLoad,
+    StopReason,
+    refuse_images,
+)
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.noise import Streams
 from streamrl.rollout.requests import check_request, check_scored
@@ -110,9 +119,12 @@ class SimServer:
         if self._death is not None:
             self._start()
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> Generation:
         """Cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
         self._check_alive()
+        refuse_images(self, images)
         check_request(prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self.sim.vocab_size)
         if request_id in self._running or request_id in self._waiting:
             raise ValueError(f"request id {request_id!r} is already open here; ids must be unique per server")

@@ -21,11 +21,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad
+from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, refuse_images
 from streamrl.rollout.batch_engine import BatchEngine, Request
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.loading import load_model
@@ -97,9 +97,12 @@ class TorchServer:
         self._report.started()
         self._thread.start()
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> Generation:
         """One call; cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
         self._check_alive()
+        refuse_images(self, images)
         engine = self._engine
         check_request(prompt_ids, sampling, max_model_len=engine.max_len, vocab_size=engine.decoder.vocab_size)
         if request_id in self._open:

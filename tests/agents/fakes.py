@@ -49,13 +49,17 @@ class FakeServer:
     version: int = 0
     dead: bool = False
     calls: list[tuple[str, list[int], SamplingParams]] = field(default_factory=list)
+    shown: list[list[bytes]] = field(default_factory=list)
     scored: list[tuple[list[int], list[int], float]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     probes: int = 0
     running: int = 0
     most_running: int = 0
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> Generation:
+        self.shown.append(list(images))
         self.calls.append((request_id, list(prompt_ids), sampling))
         if self.dead:
             raise ServerDied("connection refused")

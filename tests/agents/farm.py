@@ -47,9 +47,9 @@ class Farm:
         def on_span(span: str, start: float, end: float, /, **fields: Any) -> None:
             self.spans.append((span, start, end, fields))
 
-        client = self.queue.client(name)
+        client, chat = self.queue.client(name), changes.pop("chat", CHAT)
         return AgentLoopWorker(
-            client, self.llm, config(**changes), name=name, chat=CHAT, on_span=on_span, teacher=self.teacher
+            client, self.llm, config(**changes), name=name, chat=chat, on_span=on_span, teacher=self.teacher
         )
 
     def start(self, name: str = "agent-0", **changes: Any) -> AgentLoopWorker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,30 @@ def test_rows_may_come_from_a_class_or_a_function_of_the_user(tmp_path: Path, na
 def test_a_custom_dataset_that_gives_no_rows_is_named(tmp_path: Path, name: str, says: str):
     with pytest.raises(DatasetError, match=says):
         custom(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "processor", "fits"),
+    [
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "images": ["a.png"]}, False, False),
+        ({"prompt": "<image> 1?", "images": ["a.png"]}, True, False),
+        ({"prompt": "<image> 1?", "images": ["a.png"]}, False, True),
+        ({"prompt": "1?", "images": ["a.png"]}, True, True),
+        ({"prompt": "<image> 1?"}, True, True),
+    ],
+)
+def test_rows_that_show_the_model_an_image_are_refused_because_no_engine_takes_it(
+    tmp_path: Path, change: dict[str, Any], processor: bool, fits: bool
+):
+    model = tmp_path / "model"
+    shutil.copytree(Path(__file__).parents[2] / "examples/calculator/model", model)
+    if processor:
+        (model / "preprocessor_config.json").write_text("{}")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"answer": 1} | change) + "\n")
+    data = {"train_files": [str(tmp_path / "a.jsonl")], "train_batch_size": 1}
+    config = from_dict({"data": data, "actor_rollout_ref": {"model": {"path": str(model)}}})
+    if fits:
+        assert len(train_dataset(config)) == 1
+    else:
+        with pytest.raises(DatasetError, match="line 1: the messages show the model an image; training engines and"):
+            train_dataset(config)

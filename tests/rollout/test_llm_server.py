@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from agent_loop.llm.protocol import ContextOverflow, Generation, LLMServer, SamplingParams, Scores, ServerDied
+from agent_loop.llm.protocol import (
+    ContextOverflow,
+    Generation,
+    ImagesNotServed,
+    LLMServer,
+    SamplingParams,
+    Scores,
+    ServerDied,
+)
 from streamrl.rollout.sim import SimConfig, SimServer
 from streamrl.rollout.virtual_clock import run_virtual
 
@@ -181,6 +189,14 @@ def test_prompts_that_cannot_fit_are_the_callers_error(case: Case) -> None:
             with pytest.raises(ValueError):
                 await server.generate("bad", prompt, sampling)
         assert len((await server.generate("fits", [1] * 500, SamplingParams(max_tokens=12))).token_ids) == 12
+
+    case.run(test)
+
+
+def test_images_are_refused_by_servers_of_text(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        with pytest.raises(ImagesNotServed, match="the prompt has 2 images; .*Server serves text alone"):
+            await server.generate("seen", [1, 2], SamplingParams(max_tokens=1), [b"png", b"jpeg"])
 
     case.run(test)
 
