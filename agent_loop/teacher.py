@@ -13,7 +13,7 @@ import numpy as np
 
 from agent_loop.llm.protocol import Scorer
 from agent_loop.loop import AgentContext
-from agent_loop.rows import TEACHER_FIELD, SessionRows
+from agent_loop.rows import MULTI_MODAL_FIELD, TEACHER_FIELD, SessionRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,9 @@ class Teacher:
 
     async def _row(self, rows: SessionRows, index: int, ctx: AgentContext) -> np.ndarray:
         columns = rows.columns
+        images = columns.get(MULTI_MODAL_FIELD)
+        if images is not None and images[index]:
+            raise ValueError("the row has images; a teacher's servers score text alone")
         prompt, response = columns["prompts"][index].tolist(), columns["responses"][index].tolist()
         scores = await self.scorer.score(prompt, response, self.temperature, session=ctx.session)
         ctx.count("teacher_queue_seconds", scores.queue_seconds)

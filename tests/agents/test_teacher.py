@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from agent_loop.llm.client import Patience, RoutedClient
-from agent_loop.llm.protocol import CannotScore, Scores
+from agent_loop.llm.protocol import CannotScore, SamplingParams, Scores
+from agent_loop.loop import AgentContext, Budgets
+from agent_loop.rows import MULTI_MODAL_FIELD, SessionRows
+from agent_loop.teacher import Teacher
 from streamrl.monitor.events import Event
 from streamrl.monitor.schema import check_events
 from streamrl.rollout.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, says
-from tests.agents.farm import TASKS, Farm, farm
+from tests.agents.farm import CHAT, TASKS, Farm, farm
 
 
 def teacher(**changes) -> FakeServer:
@@ -151,3 +154,18 @@ def test_teachers_that_die_at_random_moments_lose_and_change_no_row() -> None:
                 np.testing.assert_array_equal(rows["teacher_log_prob"][index], expected(rows, index))
 
     run_virtual(main())
+
+
+async def test_a_row_with_images_is_not_scored_as_if_it_had_none() -> None:
+    server = teacher(seconds=0.0)
+    client = RoutedClient({"t": server})
+    context = AgentContext(
+        llm=client, chat=CHAT, sampling=SamplingParams(1), budgets=Budgets(response_length=9), session="s", seed=0
+    )
+    text = {name: [np.array([1, 1])] * 2 for name in ("prompts", "responses", "response_mask")}
+    shown = {**text, MULTI_MODAL_FIELD: [{}, {"pixel_values": np.zeros(2)}]}
+    with pytest.raises(ExceptionGroup) as caught:
+        await Teacher(client, 1.0).taught(SessionRows(["u_0_0", "u_0_1"], shown, [{}, {}]), context)
+    assert "the row has images" in str(caught.value.exceptions[0])
+    assert len(server.scored) <= 1, "the other row has none"
+    await client.close()

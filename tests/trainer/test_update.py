@@ -14,6 +14,7 @@ from streamrl.config.sections.algorithm import (
     DistillationConfig,
     KLControlConfig,
     RolloutCorrectionConfig,
+    TeacherConfig,
 )
 from streamrl.config.sections.trainer import TrainerConfig
 from streamrl.monitor.events import EventLog
@@ -150,6 +151,13 @@ async def test_a_teacher_is_asked_before_the_update(events):
     taught = replace(config(), distillation=DistillationConfig(enabled=True))
     await run(Update(taught, ranks, None, events, "train"))
     assert ranks.methods == ["compute_teacher_log_prob", "update_actor"]
+
+
+async def test_a_teacher_on_servers_is_no_stage_of_the_update(events):
+    ranks = Ranks()
+    chosen = DistillationConfig(enabled=True, teacher_model=TeacherConfig(placement="servers"))
+    await run(Update(replace(config(), distillation=chosen), ranks, None, events, "train"))
+    assert ranks.methods == ["update_actor"]
 
 
 async def test_the_actor_rests_while_the_critic_warms_up(events):

@@ -275,6 +275,21 @@ def test_a_policy_follows_its_teacher_on_what_it_sampled(model: str, tmp_path: P
     np.testing.assert_allclose(store.columns["teacher_log_prob"][batch.keys[0]], own, atol=1e-4)
 
 
+def test_ranks_hold_no_teacher_that_stands_on_servers_and_read_what_it_wrote(model: str):
+    chosen = DistillationConfig(enabled=True, teacher_model=TeacherConfig(path=model, placement="servers"))
+    options = replace(settings(model), distillation=chosen)
+    batch, store = make_rows(2, 2)
+    store.columns["teacher_log_prob"] = {
+        key: values - 0.1 for key, values in store.columns["rollout_log_probs"].items()
+    }
+    group = LocalWorkerGroup(ClassWithInitArgs(ActorWorker, options, store))
+    group.init_model()
+    with pytest.raises(Exception, match="placement=ranks"):
+        group.compute_teacher_log_prob(batch)
+    assert group.update_actor(batch)["actor/distillation_loss"] > 0
+    group.shutdown()
+
+
 def reference_log_probs(path: str, ids: np.ndarray, response: int) -> np.ndarray:
     import torch
     from transformers import AutoModelForCausalLM
