@@ -333,7 +333,7 @@ class ControllerCore:
                 f"{m.nbytes} bytes at once exceed the budget of every storage unit (at most "
                 f"{self._grants.largest_budget()}); put fewer rows at a time or raise the units' budget"
             )
-        if not first and self._parking.queue(SEGMENTS):
+        if not first and self._parking.anybody(SEGMENTS):
             return None
         segment = self._grants.grant(client, m.nbytes)
         return Granted(segments=[segment]) if segment is not None else None
@@ -346,7 +346,7 @@ class ControllerCore:
         finally:
             self._grants.seal(client, m.sealed)
         assert isinstance(reply, Committed)
-        if m.want <= 0 or self._parking.queue(SEGMENTS):
+        if m.want <= 0 or self._parking.anybody(SEGMENTS):
             return reply
         return msgspec.structs.replace(reply, grants=self._grants.hint(client, m.want))
 
@@ -378,7 +378,7 @@ class ControllerCore:
             return self._ran_out(parked, now)
         self._parking.park(parked)
         if isinstance(body, SegmentRequest):
-            self._grants.changed = True
+            self._grants.plan(self._demands(), now)
         return None
 
     def _wake(self, partition: str | None, now: float) -> None:
@@ -395,8 +395,17 @@ class ControllerCore:
                 self._retry((WATCHES, name), now)
         if self._grants.changed:
             self._retry(LOOKUPS, now)
-            self._retry(SEGMENTS, now)
+            self._wake_writers(now)
             self._grants.plan(self._demands(), now)
+
+    def _wake_writers(self, now: float) -> None:
+        """In order of arrival per size; where one found nothing, the others of its size would not either."""
+        usual, dry = self._grants.smallest(), set[int]()
+        for parked in self._parking.queue(SEGMENTS):
+            assert isinstance(parked.body, SegmentRequest)
+            size = max(parked.body.nbytes, usual)
+            if size not in dry and not self._try(parked, now):
+                dry.add(size)
 
     def _demands(self) -> list[int]:
         """Bytes of the segment requests that wait."""

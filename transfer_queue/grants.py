@@ -249,6 +249,10 @@ class SegmentGrants:
         """Why units could not make segments when they were asked last."""
         return {number: unit.error for number, unit in sorted(self.units.items()) if unit.error}
 
+    def smallest(self) -> int:
+        """Bytes that any segment of the usual size has: who asks for fewer gets the same as who asks for so many."""
+        return min((unit.segment_bytes for unit in self._alive()), default=0)
+
     def largest_budget(self) -> int:
         return max((unit.budget for unit in self.units.values()), default=0)
 

@@ -58,6 +58,10 @@ class Parking:
         """Who waits there, in order of arrival."""
         return list(self._queues.get(where, {}).values())
 
+    def anybody(self, where: Hashable) -> bool:
+        """Whether anybody waits there."""
+        return where in self._queues
+
     def leave(self, parked: Parked) -> None:
         """It waits no longer."""
         _remove(self._queues, parked.where, (parked.client, parked.id))

@@ -10,7 +10,9 @@ from benchmarks.bars import Bar
 from benchmarks.queue.workload import Figures
 
 COLOURS = {"ours": "#2563eb", "peer": "#d97706", "memcpy": "#6b7280"}
-NOT_SECONDS = ("bytes", "bytes a row", "trials")
+NOT_SECONDS = (
+    "bytes", "bytes a row", "trials", "clients", "requests a second, slowest client", "descriptors", "threads",
+)  # fmt: skip
 
 
 def markdown(results: dict[str, Figures], bars: list[Bar], heading: str) -> str:

@@ -11,7 +11,7 @@ seconds, or at once if there is work that was handed over.
 
 from __future__ import annotations
 
-import _signal  # what the module signal wraps: there, each of three calls makes enums, a tenth of a call's time
+import _signal  # pyright: ignore[reportMissingImports]  # signal wraps it; each of its three calls makes enums, a tenth of all
 import asyncio
 import collections
 import concurrent.futures
