@@ -45,6 +45,7 @@ from transfer_queue.net.messages import (
     QueueStats,
     ReleaseHolder,
     Renew,
+    Replay,
     Reply,
     Restored,
     SegmentRequest,
@@ -240,6 +241,10 @@ class QueueClient(RowVerbs):
         self, partition: str, token: Token, uids: Sequence[str], *, reason: str = "", poison: bool = False
     ) -> None:
         """Give groups back. `poison` counts toward max_deliver. Raises Fenced."""
+    async def replay(self, partition: str, uids: Sequence[str]) -> None:
+        """Dead groups begin again with their prompts, all or none. Raises NotFound for one that is not dead."""
+        await self._ask(Replay(partition, list(uids)), Ok)
+
         await self._ask(Nack(partition, token, list(uids), reason, poison), Ok)
 
     async def drop(self, partition: str, uids: Sequence[str], reason: str) -> None:

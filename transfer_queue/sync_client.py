@@ -96,6 +96,9 @@ class SyncQueueClient:
     def drop(self, partition: str, uids: Sequence[str], reason: str) -> None:
         self._loop.run(self.client.drop(partition, uids, reason))
 
+    def replay(self, partition: str, uids: Sequence[str]) -> None:
+        self._loop.run(self.client.replay(partition, uids))
+
     def watch(self, partition: str, since: int, *, wait: float = 60.0) -> Changes:
         return self._loop.run(self.client.watch(partition, since, wait=wait))
 

@@ -106,7 +106,9 @@ class Model:
 
     def finish(self, group: MGroup, state: str) -> None:
         group.state, group.token = state, None
-        self.erase([key for key in self.rows if key == group.uid or key.startswith(f"{group.uid}_")])
+        self.erase([key for key in self.rows if key.startswith(f"{group.uid}_")])
+        if state != "dead":
+            self.erase([group.uid])
 
     def settle(self, group: MGroup) -> None:
         group.token = None
@@ -417,6 +419,18 @@ class LedgerMachine(RuleBasedStateMachine):
             if group.state == "trained" and group.step <= step:
                 self.model.finish(group, "final")
                 self.delivered.add(group.uid)
+
+    @rule(at=AT)
+    def replay(self, at: int) -> None:
+        dead = [group for group in self.model.groups.values() if group.state == "dead"]
+        group = self.pick(at, dead) if dead else self.some_group(at)
+        if group is None:
+            return
+        self.do(m.Replay(P, [group.uid]), None if group.state == "dead" else NotFound)
+        if group.state == "dead":
+            group.state, group.ended = "pending", {}
+            group.attempt, group.crashes, group.poisoned = group.attempt + 1, 0, 0
+            self.limit = max(self.limit, self.model.outstanding())
 
     @rule(clear=st.booleans(), at=st.integers(0, 9))
     def plain_rows(self, clear: bool, at: int) -> None:

@@ -59,16 +59,21 @@ def commit(ledger: Ledger, m: Commit, now: float) -> Committed:
 
 
 def clear(ledger: Ledger, m: Clear, now: float) -> Ok:
-    """Remove plain rows. Those of groups go with CommitStep or Drop; unknown keys are no error."""
+    """Remove plain rows, and prompts of dead groups (which can then not be replayed). Those of other groups go with
+    CommitStep or Drop; unknown keys are no error."""
     p = ledger.partition(m.partition)
     rows = [p.rows.ids[key] for key in m.keys if key in p.rows.ids]
     if m.rows:
         rows += [row for row in p.rows.order.find(unpacked(m.rows)).tolist() if row >= 0]
     rows = list(dict.fromkeys(rows))
-    owned = [p.rows.keys[row] for row in rows if (owner := p.rows.owner[row]) is not None and owner.state != "trained"]
+    owners = {p.rows.keys[row]: owner for row in rows if (owner := p.rows.owner[row]) is not None}
+    owned = [key for key, owner in owners.items() if owner.state not in ("trained", "dead")]
     if owned:
         raise Conflict(f"{some(owned)} belong to groups that are not done; ack or drop the groups instead")
     p.rows.erase([row for row in rows if p.rows.owner[row] is None])
+    for owner in owners.values():
+        if owner.state == "dead":
+            p.forget_letter(owner.uid)
     return Ok()
 
 
@@ -124,7 +129,8 @@ def _place(p: Partition, key: str, row: int | None, lease: HeldLease | None) -> 
         group = p.rows.owner[row]
         if group is None:
             return None
-        return group, None if row == group.prompt else split_row_key(key).session
+        if group.state != "dead":
+            return group, None if row == group.prompt else split_row_key(key).session
     parts = try_split_row_key(key)
     uid, session = (parts.uid, parts.session) if parts is not None else (key, None)
     group = p.groups.get(uid)

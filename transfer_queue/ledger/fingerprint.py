@@ -46,6 +46,7 @@ def _partition(p: Partition) -> object:
         "rows": {key: _row(p.rows, row) for key, row in p.rows.ids.items()},
         "consumption": p.consumption.logical_form(p.rows.order),
         "groups": {uid: _group(p.rows, group) for uid, group in p.groups.items()},
+        "letters": {uid: _group(p.rows, group) for uid, group in p.letters.items()},
         "states": {state: list(groups) for state, groups in p.by_state.items()},
         "leasable": [sorted(p.pending), sorted(p.suspects), {name: sorted(queue) for name, queue in p.ready.items()}],
         "trained": {str(step): list(uids) for step, uids in p.trained.items()},

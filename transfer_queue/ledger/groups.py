@@ -134,6 +134,10 @@ class Group:
         self.open_rows.clear()
         return rows
 
+    def begin_again(self) -> None:
+        """Without any session."""
+        self.packed, self._sessions = _NO_ROWS, None
+
     def dump(self) -> list[Any]:
         """For `load`; its lease is not in it."""
         sessions = self._sessions

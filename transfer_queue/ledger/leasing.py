@@ -1,4 +1,4 @@
-"""Lease, Renew, Ack, Nack, Drop, ReleaseHolder, Expire: who holds which groups."""
+"""Lease, Renew, Ack, Nack, Drop, Replay, ReleaseHolder, Expire: who holds which groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.ready import ReadyQueue
-from transfer_queue.net.messages import Ack, Drop, Expire, Lease, Leased, Nack, Ok, ReleaseHolder, Renew, TaskSpec
+from transfer_queue.net.messages import (
+    Ack,
+    Drop,
+    Expire,
+    Lease,
+    Leased,
+    Nack,
+    Ok,
+    ReleaseHolder,
+    Renew,
+    Replay,
+    TaskSpec,
+)
 
 if TYPE_CHECKING:
     from transfer_queue.ledger.ledger import Ledger
@@ -129,6 +141,21 @@ def drop(ledger: Ledger, m: Drop, now: float) -> Ok:
         group = p.groups.get(uid)
         if group is not None and group.state != "trained":
             p.finish(group, "dropped", m.reason, now)
+    return Ok()
+
+
+def replay(ledger: Ledger, m: Replay, now: float) -> Ok:
+    """A dead group whose prompt was lost meanwhile waits for it like any other."""
+    p = ledger.partition(m.partition)
+    check_unique("uid", m.uids)
+    unknown = [uid for uid in m.uids if uid not in p.letters]
+    if unknown:
+        raise NotFound(
+            f"groups {some(unknown)} of partition {p.name!r} are not dead, or were cleared; these can be replayed: "
+            f"{some(sorted(p.letters)) or 'none'}"
+        )
+    for uid in m.uids:
+        p.revive(uid, now)
     return Ok()
 
 

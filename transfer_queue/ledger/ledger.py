@@ -7,7 +7,7 @@ controller comes back after its death.
     admission.py      OpenPartition, Admit
     commit.py         Commit, Clear
     consuming.py      Consume, ResetConsumption, ClearPartition, AdoptPartitions
-    leasing.py        Lease, Renew, Ack, Nack, Drop, ReleaseHolder, Expire
+    leasing.py        Lease, Renew, Ack, Nack, Drop, Replay, ReleaseHolder, Expire
     trainer.py        OpenTrainer, CommitStep, LoseSegments
     queries.py      the answers to Lookup, Find, ListKeys, Watch, Stats
     partition.py    groups and the moves between their states
@@ -38,7 +38,8 @@ class Ledger:
     - A mutation happens as a whole or not at all: every check comes before the first change.
     - Tokens strictly increase, over all lives of the controller.
     - A (task, group) has at most one live lease, and what is written under a token is refused once its lease has ended.
-    - Every admitted group is in exactly one state; once ended (dropped, dead, or trained and committed) it stays so.
+    - Every admitted group is in exactly one state; once ended (dropped, dead, or trained and committed) it stays
+      so, but for the dead ones that Replay names.
     - A group is leased whole: with all its rows, or for all its open sessions.
     - The live bytes of a partition are the sum over the blocks in which at least one of its rows lies.
     """
@@ -187,6 +188,7 @@ _APPLY: dict[type, Callable[[Ledger, Any, float], m.Reply]] = {
     m.Drop: leasing.drop,
     m.ReleaseHolder: leasing.release_holder,
     m.Expire: leasing.expire,
+    m.Replay: leasing.replay,
     m.OpenTrainer: trainer.open_trainer,
     m.CommitStep: trainer.commit_step,
     m.LoseSegments: trainer.lose_segments,

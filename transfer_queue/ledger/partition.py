@@ -5,7 +5,7 @@ admit ─► pending ──lease──► generating ──all sessions closed�
            └──── lease ended ───┘                    (too few)    ├── lease ended ──┘                 │
                                                                   └───────── restored ────────────────┘
 
-any of them ──► dropped(reason), dead(reason)
+any of them ──► dropped(reason), dead(reason); dead ──replay──► pending
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Partition:
 
     Invariants:
 
-    - A uid that was ever admitted is either in `groups`, in exactly one state, or in `seen` (its end is final).
+    - A uid that was ever admitted is either in `groups`, in exactly one state, or in `seen` (its end is final, but for
+      that of a dead group: a replayed one is in both).
     - `by_state[s]` holds exactly the groups in state s, the one that is in it longest first.
     - `pending` and `suspects` together hold exactly the pending groups that have their prompt, each in the one for it;
       `ready[t]` exactly the ready groups all of whose rows have the fields that task t wants.
@@ -61,7 +62,8 @@ class Partition:
         self.changes = ChangeLog(change_log)
         self.ended: Counter[str] = Counter()  # groups that reached a terminal state, since the start
         self.dropped: Counter[str] = Counter()  # by kind of reason
-        self.dead: dict[str, str] = {}
+        self.dead: dict[str, str] = {}  # uid -> reason
+        self.letters: dict[str, Group] = {}  # the same groups, with their prompts: what a replay needs
         self.redelivered = 0
         self.next_order = 0
         self.incarnation = 0
@@ -210,21 +212,41 @@ class Partition:
         self.changes.forget(uid, self.view(group))
 
     def finish(self, group: Group, state: GroupState, reason: str, now: float) -> None:
-        """End a group as dropped or dead: its lease is fenced, its bytes go, and the reason stays."""
+        """End a group as dropped or dead: its lease is fenced, its bytes go (but a dead one's prompt), and the reason
+        stays."""
         self.leases.end(group)
         self.untrain(group)
         self._withdraw(group)
         del self.by_state[group.state][group.uid]
         del self.groups[group.uid]
-        self.rows.erase(group.all_rows())
         group.state, group.reason, group.since = state, reason, now
         self.seen.add(group.uid)
         self.ended[state] += 1
-        if state == "dead":
-            self.dead[group.uid] = reason
-        else:
-            self.dropped[reason.partition(":")[0]] += 1
         self.changes.note(group.uid, self.view(group))
+        if state == "dead":
+            self.rows.erase([row for row in group.all_rows() if row != group.prompt])
+            group.begin_again()
+            self.dead[group.uid], self.letters[group.uid] = reason, group
+        else:
+            self.rows.erase(group.all_rows())
+            self.dropped[reason.partition(":")[0]] += 1
+
+    def revive(self, uid: str, now: float) -> None:
+        """A dead group is pending again, as if nobody had ever leased it."""
+        group = self.letters.pop(uid)
+        del self.dead[uid]
+        self.ended["dead"] -= 1
+        group.attempt += 1
+        group.crashes = group.delivered = 0
+        group.state, group.since = "pending", now
+        group.reason = PROMPT_LOST if group.prompt_lost else "replayed"
+        self.groups[uid] = self.by_state["pending"][uid] = group
+        self._offer(group)
+        self.changes.note(uid)
+
+    def forget_letter(self, uid: str) -> None:
+        """A dead group can never be replayed: its prompt goes."""
+        self.rows.erase([self.letters.pop(uid).prompt])
 
     # --- tokens -----------------------------------------------------------------------------------------------
 

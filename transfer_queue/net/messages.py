@@ -260,6 +260,14 @@ class Drop(Message, tag=True):
     reason: str
 
 
+class Replay(Message, tag=True):
+    """Dead groups begin again, all or none: pending under a new attempt, with the prompts they were admitted with and
+    without the deaths that were counted. They hold credit again, also beyond max_groups."""
+
+    partition: str
+    uids: list[str]
+
+
 class ReleaseHolder(Message, tag=True):
     """The leases of `holder` end, its groups go back under a new attempt. If it `died`, they are suspected: a death
     while it held one group alone counts toward max_deliver, others make groups be leased alone next time."""
@@ -325,6 +333,7 @@ Mutation = (
     | Ack
     | Nack
     | Drop
+    | Replay
     | ReleaseHolder
     | Expire
     | OpenTrainer
