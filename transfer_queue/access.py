@@ -7,6 +7,7 @@ environment) takes the other way although it is, so that reads across nodes are 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -18,6 +19,8 @@ from transfer_queue.net.bulk import BulkClient
 from transfer_queue.net.messages import Block, Segment, UnitInfo
 from transfer_queue.processes import boot_id
 from transfer_queue.storage.arena import Extent, ReadArena, Target, verify, within
+from transfer_queue.storage.idle import note_use
+from transfer_queue.storage.memory import ResultPool
 from transfer_queue.storage.segments import FileCache, Mapping, OpenFile, pin_segment, unit_of
 
 MAP_AT_ONCE = 16 << 20
@@ -37,6 +40,8 @@ class UnitAccess:
         self._bulk: dict[int, BulkClient] = {}
         self._written, self._read = FileCache(write=True), FileCache(write=False)
         self._mapped = ReadArena(self._map_for_read)
+        self.results = ResultPool()
+        self._guard = threading.Lock()  # sweep and release are called from a thread of their own
         self._pins: WeakValueDictionary[int, OpenFile] = WeakValueDictionary()  # as long as a view lives
 
     def learn(self, units: Iterable[UnitInfo]) -> None:
@@ -56,7 +61,9 @@ class UnitAccess:
         """Where to write a granted segment; None if only over the wire. Raises SegmentGone."""
         if not self._local[segment.unit]:
             return None
-        mapping, known = self._written.open(self._info(segment.unit).directory, segment.segment)
+        note_use(self)
+        with self._guard:
+            mapping, known = self._written.open(self._info(segment.unit).directory, segment.segment)
         return mapping.data if known or segment.nbytes <= MAP_AT_ONCE else mapping.file
 
     async def upload(self, extents: Iterable[Extent]) -> None:
@@ -70,8 +77,9 @@ class UnitAccess:
     async def fetch(self, blocks: list[Block], rows: Sequence[int]) -> list[np.ndarray]:
         """The bytes of each block, checked against their digests, of which so many rows will be copied; `check` must
         confirm them after the copy."""
+        note_use(self)
         return [
-            self._mapped.block(block, count) if self._is_local(unit_of(block.segment)) else await self._download(block)
+            self._mapped_block(block, count) if self._is_local(unit_of(block.segment)) else await self._download(block)
             for block, count in zip(blocks, rows, strict=True)
         ]
 
@@ -95,20 +103,32 @@ class UnitAccess:
 
     def check(self, blocks: Iterable[Block]) -> None:
         """Raise SegmentGone if bytes that `fetch` gave may have been reused before they were copied."""
-        self._mapped.check(block for block in blocks if self._is_local(unit_of(block.segment)))
+        with self._guard:
+            self._mapped.check(block for block in blocks if self._is_local(unit_of(block.segment)))
 
     def sweep(self) -> None:
         """Let go of memory whose segments are gone."""
-        self._mapped.sweep()
-        for files in (self._written, self._read):
-            files.sweep()
+        with self._guard:
+            self._mapped.sweep()
+            for files in (self._written, self._read):
+                files.sweep()
+
+    def release(self) -> None:
+        """Let go of all that is kept for the next read or write."""
+        with self._guard:
+            self._mapped.clear()
+            for files in (self._written, self._read):
+                files.clear()
+            self.results.clear()
 
     def close(self) -> None:
-        self._mapped.close()
-        for files in (self._written, self._read):
-            files.clear()
+        self.release()
         for bulk in self._bulk.values():
             bulk.close()
+
+    def _mapped_block(self, block: Block, rows: int) -> np.ndarray:
+        with self._guard:
+            return self._mapped.block(block, rows)
 
     async def _download(self, block: Block) -> np.ndarray:
         data = await self._bulk_client(unit_of(block.segment)).read(block.segment, block.offset, block.nbytes)

@@ -63,7 +63,6 @@ from transfer_queue.row_verbs import RowVerbs
 from transfer_queue.storage.arena import Extent, WriteArena, fill
 from transfer_queue.storage.columns import Column
 from transfer_queue.storage.convert import as_columns
-from transfer_queue.storage.memory import ResultPool
 from transfer_queue.storage.segments import unit_of
 
 log = logging.getLogger(__name__)
@@ -76,9 +75,6 @@ SEGMENT_WAIT = 60.0
 ATTEMPTS = 20
 """How often bytes are copied (or read) again because their segment went with its unit or controller: about 8 s."""
 
-SWEEP_EVERY = 1.0
-"""Seconds between looks for read mappings whose files are gone."""
-
 
 class QueueClient(RowVerbs):
     """See the module; all verbs raise subclasses of QueueError."""
@@ -89,12 +85,10 @@ class QueueClient(RowVerbs):
         self._transport = transport
         self._access = access
         self._arenas: dict[str, WriteArena] = defaultdict(lambda: WriteArena(access.open_for_write))
-        self._results = ResultPool()
         self.bytes_read = 0
         """Bulk bytes that `get` copied into this process so far; `bytes_written`: that `put` and `admit` stored."""
         self.bytes_written = 0
         self._asking = asyncio.Lock()
-        self._swept = 0.0
         self._orphans: set[asyncio.Task] = set()
         self._strays: list[int] = []  # segments granted to nobody any more, to be sealed with the next commit
         transport.on_welcome = self._on_welcome
@@ -150,7 +144,9 @@ class QueueClient(RowVerbs):
             own = {block.segment for block in blocks} <= set(sealed)  # the next put wants one like that, not usual ones
             want = need if not own and arena.room() < need and not arena.wanting else 0
             arena.wanting |= want > 0
-            body = Commit(partition, keys, blocks, tags, token, list(closes), sealed, want, rows)
+            body = Commit(
+                partition, keys, blocks, None if tags is None else [*tags], token, list(closes), sealed, want, rows
+            )
             try:
                 reply = await self._ask(body, Committed)
             except (QueueError, asyncio.CancelledError):
@@ -163,9 +159,10 @@ class QueueClient(RowVerbs):
 
         await self._store(partition, packed, send)
         reply = committed[-1]
-        if reply.tags is not None:
-            return KVBatchMeta.of_answer(keys, reply.tags, partition, reply.fields, token)
-        return KVBatchMeta(keys, tags or [{}] * len(keys), partition, reply.fields, token=token)
+        merged = reply.tags
+        if merged is None:  # nothing was there to merge with; they are flat, else the controller had refused them
+            merged = [dict(tag) for tag in tags] if tags else [{} for _ in keys]
+        return KVBatchMeta.of_answer(keys, merged, partition, reply.fields, token)
 
     async def get(
         self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None, *, copy: bool = True
@@ -204,8 +201,7 @@ class QueueClient(RowVerbs):
     async def read(self, located: Located, *, copy: bool = True) -> dict[str, Column]:
         """The rows of a Lookup's answer. Raises SegmentGone if they were moved or freed since: look them up again."""
         self._access.learn(located.units)
-        self._sweep()
-        columns, copied = await read_columns(self._access, located, empty=self._results.empty, copy=copy)
+        columns, copied = await read_columns(self._access, located, copy=copy)
         self.bytes_read += copied
         return columns
 
@@ -241,15 +237,15 @@ class QueueClient(RowVerbs):
         self, partition: str, token: Token, uids: Sequence[str], *, reason: str = "", poison: bool = False
     ) -> None:
         """Give groups back. `poison` counts toward max_deliver. Raises Fenced."""
-    async def replay(self, partition: str, uids: Sequence[str]) -> None:
-        """Dead groups begin again with their prompts, all or none. Raises NotFound for one that is not dead."""
-        await self._ask(Replay(partition, list(uids)), Ok)
-
         await self._ask(Nack(partition, token, list(uids), reason, poison), Ok)
 
     async def drop(self, partition: str, uids: Sequence[str], reason: str) -> None:
         """End groups as dropped, whatever state they are in."""
         await self._ask(Drop(partition, list(uids), reason), Ok)
+
+    async def replay(self, partition: str, uids: Sequence[str]) -> None:
+        """Dead groups begin again with their prompts, all or none. Raises NotFound for one that is not dead."""
+        await self._ask(Replay(partition, list(uids)), Ok)
 
     async def watch(self, partition: str, since: int, *, wait: float = 60.0) -> Changes:
         """Groups changed after `since` (-1: all). No groups if nothing happened within `wait`."""
@@ -350,9 +346,3 @@ class QueueClient(RowVerbs):
             await self.nack(partition, token, uids, reason="nobody waited for this lease any more")
         except QueueError as error:
             log.warning("client %r could not give back %s: %s", self.name, uids, error)
-
-    def _sweep(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._swept > SWEEP_EVERY:
-            self._swept = now
-            self._access.sweep()

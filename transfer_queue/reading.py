@@ -8,13 +8,10 @@ from transfer_queue.access import UnitAccess
 from transfer_queue.net.messages import Located
 from transfer_queue.storage.columns import Column, read_block
 from transfer_queue.storage.gather import gather, places, run_of
-from transfer_queue.storage.memory import Empty
 
 
-async def read_columns(
-    access: UnitAccess, located: Located, *, empty: Empty, copy: bool
-) -> tuple[dict[str, Column], int]:
-    """The fields of a Lookup's answer, copied to memory from `empty`, and how many bytes were copied.
+async def read_columns(access: UnitAccess, located: Located, *, copy: bool) -> tuple[dict[str, Column], int]:
+    """The fields of a Lookup's answer, copied, and how many bytes were copied.
 
     With `copy` false, fields whose rows lie one after another in one block are views, see UnitAccess.view. Raises
     SegmentGone, Corrupt.
@@ -33,7 +30,7 @@ async def read_columns(
     result = {
         field: columns[runs[field][0]].view(*runs[field][1:])
         if field in runs
-        else gather(field, *found[field], columns, empty=empty)
+        else gather(field, *found[field], columns, empty=access.results.empty)
         for field in found
     }
     access.check(blocks)

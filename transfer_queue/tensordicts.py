@@ -123,12 +123,16 @@ def _maker(value: Any) -> Callable[[Any], Any]:
         return NonTensorData
     if type(plain) is not dict or plain.get("data") is not value or not _is_flat(plain):
         return NonTensorData
-    new, kind = object.__new__, type(prototype)
+    new, put, kind, parts = object.__new__, object.__setattr__, type(prototype), tuple(state.items())
 
     def make(value: Any) -> Any:
         empty, data = new(TensorDict), new(kind)
-        empty.__dict__.update(state, _tensordict={})
-        data.__dict__.update(_tensordict=empty, _non_tensordict={**plain, "data": value}, _is_initialized=True)
+        for name, part in parts:  # one by one: no `__dict__` is made, which the garbage collector would go through
+            put(empty, name, part)
+        put(empty, "_tensordict", {})
+        put(data, "_tensordict", empty)
+        put(data, "_non_tensordict", {**plain, "data": value})
+        put(data, "_is_initialized", True)
         return data
 
     return make

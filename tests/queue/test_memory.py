@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
+from transfer_queue.storage import idle
 from transfer_queue.storage.memory import LEAST, ResultPool, size_class
 
 
@@ -63,7 +65,10 @@ def test_the_pool_is_bounded_and_small_results_are_not_kept():
     assert small.flags.owndata
     results.clear()
     assert pool.idle_bytes() == 3 * LEAST
+    late = pool.empty((LEAST,), np.uint8)
     pool.clear()
+    assert pool.idle_bytes() == 0
+    del late
     assert pool.idle_bytes() == 0
 
 
@@ -87,3 +92,43 @@ def test_results_of_many_threads_never_share_memory():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.swept, self.released = 0, threading.Event()
+
+    def sweep(self) -> None:
+        self.swept += 1
+
+    def release(self) -> None:
+        self.released.set()
+
+
+def idle_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "queue-idle"]
+
+
+def test_what_is_kept_is_released_after_a_while_without_use_and_the_thread_ends(monkeypatch):
+    for thread in idle_threads():
+        thread.join(30)
+    monkeypatch.setattr(idle, "IDLE", 0.2)
+    monkeypatch.setattr(idle, "SWEEP_EVERY", 0.02)
+    kept = Kept()
+    idle.note_use(kept)
+    (thread,) = idle_threads()
+    assert kept.released.wait(10)
+    assert kept.swept > 0
+    thread.join(10)
+    assert not idle_threads()
+
+
+def test_who_is_gone_is_not_kept_alive_by_being_watched(monkeypatch):
+    monkeypatch.setattr(idle, "IDLE", 60.0)
+    watch = idle._Watch()
+    kept = Kept()
+    gone = weakref.ref(kept)
+    watch._used[kept] = 0.0
+    del kept
+    assert gone() is None
+    assert not watch.look()

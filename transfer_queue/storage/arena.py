@@ -223,9 +223,9 @@ class ReadArena:
         for segment in [s for s, mapping in self._mappings.items() if not mapping.stands()]:
             self._drop(segment)
 
-    def close(self) -> None:
+    def clear(self) -> None:
+        """Let go of all."""
         self._mappings.clear()
-        self._verified.clear()
 
     def _map(self, segment: int) -> Mapping:
         mapping = self._mappings[segment] = self._open(segment)

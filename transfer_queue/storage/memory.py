@@ -97,6 +97,7 @@ class ResultPool:
 
     def __init__(self, max_idle: int = MAX_IDLE) -> None:
         self._max_idle = max_idle
+        self._keeping = False
         self._idle: dict[int, deque[np.ndarray]] = defaultdict(deque)
 
     def empty(self, shape: Any, dtype: Any) -> np.ndarray:
@@ -106,6 +107,7 @@ class ResultPool:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < LEAST:
             return np.empty(shape, dtype)
+        self._keeping = True
         size = size_class(nbytes)
         try:
             raw = self._idle[size].pop()
@@ -114,13 +116,14 @@ class ResultPool:
         return np.asarray(_Lent(self, raw))[:nbytes].view(dtype).reshape(shape)
 
     def give_back(self, raw: np.ndarray) -> None:
-        if self.idle_bytes() + raw.nbytes <= self._max_idle:
+        if self._keeping and self.idle_bytes() + raw.nbytes <= self._max_idle:
             self._idle[raw.nbytes].append(raw)
 
     def idle_bytes(self) -> int:
         return sum(size * len(buffers) for size, buffers in list(self._idle.items()))
 
     def clear(self) -> None:
-        """Let go of what lies here unused."""
+        """Let go of what lies here unused, and of what comes back before a result is asked again."""
+        self._keeping = False
         for buffers in list(self._idle.values()):
             buffers.clear()
