@@ -105,22 +105,16 @@ class Kept:
         self.released.set()
 
 
-def idle_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "queue-idle"]
-
-
 def test_what_is_kept_is_released_after_a_while_without_use_and_the_thread_ends(monkeypatch):
-    for thread in idle_threads():
-        thread.join(30)
     monkeypatch.setattr(idle, "IDLE", 0.2)
     monkeypatch.setattr(idle, "SWEEP_EVERY", 0.02)
-    kept = Kept()
-    idle.note_use(kept)
-    (thread,) = idle_threads()
+    watch, kept, before = idle._Watch(), Kept(), set(threading.enumerate())
+    watch.note_use(kept)
+    (thread,) = set(threading.enumerate()) - before
     assert kept.released.wait(10)
     assert kept.swept > 0
     thread.join(10)
-    assert not idle_threads()
+    assert not thread.is_alive()
 
 
 def test_who_is_gone_is_not_kept_alive_by_being_watched(monkeypatch):
