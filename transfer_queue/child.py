@@ -42,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
         process.add_argument("--parent", type=int, default=0, help="end when this process does")
         process.add_argument("--ready-fd", type=int, default=None)
     controller.add_argument("--fsync", action="store_true")
+    controller.add_argument("--sampler", default="", help="JSON: name of the sampler of fetches, and its parameters")
+    controller.add_argument("--polling", action="store_true", help="a fetch that finds too few rows gets none")
     controller.add_argument("--network", help="where clients of other nodes find it, curve://IP:PORT")
     controller.add_argument("--unit-lost-after", type=float, default=None, help="seconds; see QueueService")
     unit.add_argument("--unit", type=int, required=True)
@@ -56,7 +58,7 @@ async def _serve_controller(args: argparse.Namespace) -> None:
     await serve_controller(
         args.directory, args.socket, run=args.run, key_file=args.key_file, stop=stop_event(),
         segment_bytes=args.segment_bytes, fsync=args.fsync, network=args.network,
-        ready=ReadyPipe(args.ready_fd).say,
+        sampler=args.sampler, polling=args.polling, ready=ReadyPipe(args.ready_fd).say,
     )  # fmt: skip
 
 

@@ -16,8 +16,6 @@ from transfer_queue.ledger.tags import unpack
 from transfer_queue.net.messages import Consume, Fetch, Rows
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 
-_NONE = np.empty(0, np.int64)
-
 
 class Fetching:
     """Answers fetches by the sampler. With `polling`, one that finds too few rows gets none at once."""
@@ -31,7 +29,9 @@ class Fetching:
         _check(m)
         p = ledger.partitions.get(m.partition)
         found = None if p is None else self._choose(p, m)
-        return Rows() if found is None and self.polling else found
+        if found is not None:
+            return found
+        return Rows() if (self.polling and m.wait < 0) or (m.drained and _drained(p, m.task)) else None
 
     def wording(self, ledger: Ledger, m: Fetch, waited: float) -> str:
         """Why a fetch got nothing."""
@@ -120,6 +120,10 @@ class _Tags(Mapping[int, dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._p.rows.ids)
+
+
+def _drained(p: Partition | None, task: str) -> bool:
+    return p is not None and bool(p.rows.ids) and not len(p.consumption.unconsumed(p.rows.order, task)[0])
 
 
 def _check(m: Fetch) -> None:

@@ -6,304 +6,214 @@
     batch = tq.kv_batch_get(["a", "b"], "train", select_fields=["responses"])     # a TensorDict
     tq.close()
 
-The first process that calls `init` starts the queue and exports its address (TQ_ADDRESS), so that processes it starts
-attach to the same one. Each process has one client, with an event loop of its own: the plain verbs block,
-their async twins may be awaited from any loop.
+Each process has one client, with an event loop of its own. A verb and its twin `async_...` are one coroutine on that
+loop: the plain verb waits for it, from any thread; the twin may be awaited from any loop.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
-import os
-import shutil
-import tempfile
-import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from transfer_queue.errors import Disconnected, NotFound
+from transfer_queue import checkpoint
+from transfer_queue.async_client import QueueClient
+from transfer_queue.errors import NotFound
+from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.messages import Located, Tag
-from transfer_queue.service import QueueService
+from transfer_queue.parsers import parse
+from transfer_queue.parsers import register_data_parser as register_data_parser
+from transfer_queue.process import close as close
+from transfer_queue.process import get_client as get_client
+from transfer_queue.process import get_metrics_endpoint as get_metrics_endpoint
+from transfer_queue.process import init as init
 from transfer_queue.storage.columns import Column
-from transfer_queue.sync_client import SyncQueueClient
+from transfer_queue.tags import plain_tags
 from transfer_queue.tensordicts import batch_size, columns_of, columns_of_one, tensordict_of
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from tensordict import TensorDict
 
-ADDRESS_VARIABLE = "TQ_ADDRESS"
-"""Environment variable with the address (JSON) of the queue that this process and its children use."""
+    Fields = TensorDict | Mapping[str, Any]
+    Names = Sequence[str] | str
 
-_OWN = ("storage_dir", "units", "unit_budget_bytes", "segment_bytes", "fsync")
+P = ParamSpec("P")
+R = TypeVar("R")
 
-
-class _Process:
-    """What this process has: a client, and the service if it is the one that started it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.client: SyncQueueClient | None = None
-        self.service: QueueService | None = None
-        self.temporary: str | None = None
+Verb = Callable[Concatenate[QueueClient, P], Coroutine[Any, Any, R]]
 
 
-_process = _Process()
+def _twins(verb: Verb[P, R]) -> tuple[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]:
+    """The public functions of a coroutine on a client: one that waits, and one to await."""
+
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+        client = get_client()
+        return client.loop.run(verb(client.queue.client, *args, **kwargs))
+
+    async def awaited(*args: P.args, **kwargs: P.kwargs) -> R:
+        client = get_client()
+        return await client.loop.arun(verb(client.queue.client, *args, **kwargs))
+
+    for function, name, doc in (
+        (plain, verb.__name__.removeprefix("_"), verb.__doc__),
+        (awaited, f"async{verb.__name__}", f"`{verb.__name__.removeprefix('_')}`, awaitable from any event loop."),
+    ):
+        functools.update_wrapper(function, verb)
+        function.__name__ = function.__qualname__ = name
+        function.__doc__ = doc
+        function.__signature__ = _without_client(verb)  # pyright: ignore[reportFunctionMemberAccess]
+    return plain, awaited
 
 
-def init(conf: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
-    """Attach to the queue named by TQ_ADDRESS or by `conf["address"]`, and return `conf`; else start one.
+def _without_client(verb: Callable[..., Any]) -> Any:
+    import inspect
 
-    A queue started here takes from `conf` what QueueService takes (`directory`, `units`, `unit_budget_bytes`,
-    `storage_dir`, ...; other keys are ignored), and the conf returned also holds its `address`. A second call
-    does nothing.
-    """
-    with _process.lock:
-        if _process.client is not None:
-            return conf
-        address = _known_address(conf)
-        if address is None:
-            conf = _start(dict(conf or {}))
-            address = conf["address"]
-        _process.client = SyncQueueClient(address, f"kv-{os.getpid()}")
-        return conf
+    signature = inspect.signature(verb)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def close() -> None:
-    """Close this process' client, and the queue if this process started it."""
-    with _process.lock:
-        if _process.client is not None:
-            _process.client.close()
-            _process.client = None
-        if _process.service is not None:
-            _process.service.stop(clean=_process.temporary is not None)
-            _process.service = None
-            os.environ.pop(ADDRESS_VARIABLE, None)
-        if _process.temporary is not None:
-            shutil.rmtree(_process.temporary, ignore_errors=True)
-            _process.temporary = None
+# --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-def get_client() -> SyncQueueClient:
-    """This process' client; attaches if there is a queue. Raises Disconnected if there is none."""
-    if _process.client is None:
-        if _known_address(None) is None:
-            raise Disconnected(f"no queue in this process: call transfer_queue.init(), or set {ADDRESS_VARIABLE}")
-        init()
-    assert _process.client is not None
-    return _process.client
+async def _kv_put(
+    client: QueueClient, key: str, partition_id: str, fields: Fields | None = None, tag: Tag | None = None,
+    data_parser: str | None = None,
+) -> KVBatchMeta:  # fmt: skip
+    """Upsert one row: a TensorDict of batch size 1, or a dict with one value per field. See kv_batch_put."""
+    columns = parse(data_parser, columns_of_one(fields), 1)
+    return await _put(client, [key], partition_id, columns, None if tag is None else [tag])
 
 
-def kv_put(
-    key: str, partition_id: str, fields: TensorDict | Mapping[str, Any] | None = None, tag: Tag | None = None
-) -> KVBatchMeta:
-    """Upsert one row: a TensorDict of batch size 1, or a dict with one value per field."""
-    columns = columns_of_one(fields)
-    return _run(_put([key], partition_id, columns, None if tag is None else [tag]))
-
-
-async def async_kv_put(
-    key: str, partition_id: str, fields: TensorDict | Mapping[str, Any] | None = None, tag: Tag | None = None
-) -> KVBatchMeta:
-    """`kv_put`, awaitable from any event loop."""
-    columns = columns_of_one(fields)
-    return await _arun(_put([key], partition_id, columns, None if tag is None else [tag]))
-
-
-def kv_batch_put(
-    keys: Sequence[str], partition_id: str, fields: TensorDict | Mapping[str, Any] | None = None,
-    tags: list[Tag] | None = None,
+async def _kv_batch_put(
+    client: QueueClient, keys: Sequence[str], partition_id: str, fields: Fields | None = None,
+    tags: Sequence[Tag] | None = None, data_parser: str | None = None,
 ) -> KVBatchMeta:  # fmt: skip
     """Upsert fields of rows, and merge tags into theirs. Returns their merged tags and all fields they now have.
 
-    Raises ValueError if lengths differ, keys repeat, or neither fields nor tags are given.
+    Rows, fields and tags become visible together, or not at all. `data_parser` names a function that was registered
+    with `register_data_parser`. Raises ValueError if lengths differ, keys repeat, or neither fields nor tags are given.
     """
-    return _run(_put(list(keys), partition_id, _columns(keys, fields), tags))
+    rows = batch_size(fields)
+    if rows is not None and rows != len(keys):
+        raise ValueError(f"{len(keys)} keys but fields of batch size {rows}")
+    columns = parse(data_parser, columns_of(fields), len(keys))
+    return await _put(client, list(keys), partition_id, columns, tags)
 
 
-async def async_kv_batch_put(
-    keys: Sequence[str], partition_id: str, fields: TensorDict | Mapping[str, Any] | None = None,
-    tags: list[Tag] | None = None,
-) -> KVBatchMeta:  # fmt: skip
-    """`kv_batch_put`, awaitable from any event loop."""
-    return await _arun(_put(list(keys), partition_id, _columns(keys, fields), tags))
-
-
-def kv_batch_get(
-    keys: Sequence[str] | str, partition_id: str, select_fields: Sequence[str] | str | None = None
+async def _kv_batch_get(
+    client: QueueClient, keys: Names, partition_id: str, select_fields: Names | None = None, *, copy: bool = True
 ) -> TensorDict:
     """Rows in the order of the keys. Fields that not every row has, and rows that do not exist, are left out.
 
-    Raises ValueError if none of the keys exists, or if they have no field in common.
+    With `copy` false, fields of rows that were put in this order are views, see QueueClient.get. Raises ValueError if none of the keys exists, or if they have no field in common.
     """
-    return _tensordict(*_run(_get(_list(keys), partition_id, select_fields)))
-
-
-async def async_kv_batch_get(
-    keys: Sequence[str] | str, partition_id: str, select_fields: Sequence[str] | str | None = None
-) -> TensorDict:
-    """`kv_batch_get`, awaitable from any event loop."""
-    return _tensordict(*await _arun(_get(_list(keys), partition_id, select_fields)))
-
-
-def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: Sequence[str] | str | None = None) -> TensorDict:
-    """The rows of `meta`. Raises ValueError for a selected field that it does not have."""
-    return kv_batch_get(meta.keys, _partition(meta), _selected(meta, select_fields))
-
-
-async def async_kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: Sequence[str] | str | None = None) -> TensorDict:
-    """`kv_batch_get_by_meta`, awaitable from any event loop."""
-    return await async_kv_batch_get(meta.keys, _partition(meta), _selected(meta, select_fields))
-
-
-def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
-    """Tags by key by partition; of all partitions if none is given."""
-    return _run(_list_keys(partition_id))
-
-
-async def async_kv_list(partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
-    """`kv_list`, awaitable from any event loop."""
-    return await _arun(_list_keys(partition_id))
-
-
-def kv_clear(keys: Sequence[str] | str, partition_id: str) -> None:
-    """Remove rows; unknown ones are ignored. Raises ValueError for no keys at all."""
-    _run(_clear(_list(keys), partition_id))
-
-
-async def async_kv_clear(keys: Sequence[str] | str, partition_id: str) -> None:
-    """`kv_clear`, awaitable from any event loop."""
-    await _arun(_clear(_list(keys), partition_id))
-
-
-# --- what runs on the client's loop ----------------------------------------------------------------------------
-
-
-def _run(work: Any) -> Any:
-    return get_client().loop.run(work)
-
-
-async def _arun(work: Any) -> Any:
-    return await get_client().loop.arun(work)
-
-
-async def _put(keys: list[str], partition: str, columns: dict[str, Column], tags: list[Tag] | None) -> KVBatchMeta:
-    _check_keys(keys)
-    if not columns and tags is None:
-        raise ValueError("give fields, tags, or both")
-    if tags is not None and len(tags) != len(keys):
-        raise ValueError(f"{len(keys)} keys but {len(tags)} tags")
-    return await get_client().client.put(partition, keys, columns, tags=tags)
-
-
-async def _get(
-    keys: list[str], partition: str, select: Sequence[str] | str | None
-) -> tuple[Located, dict[str, Column]]:
-    _check_keys(keys)
-    client = get_client().client
-    wanted = None if select is None else set(_list(select))
+    names = _list(keys)
+    _check_keys(names)
+    wanted = None if select_fields is None else set(_list(select_fields))
 
     async def locate() -> Located:
         try:
-            located = await client.lookup(partition, keys)
+            located = await client.lookup(partition_id, names)
         except NotFound:
             located = None
         if located is None or not located.keys:
-            raise ValueError(f"keys or partition were not found! partition {partition!r}, keys {keys[:5]}")
+            raise ValueError(f"keys or partition were not found! partition {partition_id!r}, keys {names[:5]}")
         if not located.places:
-            raise ValueError(f"rows {located.keys[:5]} of {partition!r} are not ready: they have no field in common")
-        places = [place for place in located.places if wanted is None or place.field in wanted]
-        return msgspec.structs.replace(located, places=places)
+            raise ValueError(f"rows {located.keys[:5]} of {partition_id!r} are not ready: they have no field in common")
+        if wanted is None:
+            return located
+        return msgspec.structs.replace(located, places=[place for place in located.places if place.field in wanted])
 
-    return await client.read_again(locate)
+    located, columns = await client.read_again(locate, copy=copy)
+    return tensordict_of(columns, len(located.keys) if columns else 0)
 
 
-async def _list_keys(partition: str | None) -> dict[str, dict[str, Tag]]:
+async def _kv_batch_get_by_meta(
+    client: QueueClient, meta: KVBatchMeta, select_fields: Names | None = None
+) -> TensorDict:
+    """The rows of `meta`. Raises ValueError for a selected field that it does not have."""
+    if meta.partition_id is None:
+        raise ValueError("the batch has no partition_id")
+    selected = meta.fields if select_fields is None else _list(select_fields)
+    missing = sorted(set(selected or []) - set(meta.fields or []))
+    if missing:
+        raise ValueError(f"select_fields {missing} not found in the batch, which has {meta.fields}")
+    return await _kv_batch_get(client, meta.keys, meta.partition_id, selected)
+
+
+async def _kv_list(client: QueueClient, partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
+    """Tags by key by partition, keys in the order in which they came; of all partitions if none is given."""
     try:
-        return await get_client().client.list(partition)
+        return await client.list(partition_id)
     except NotFound:
         return {}
 
 
-async def _clear(keys: list[str], partition: str) -> None:
-    _check_keys(keys)
+async def _kv_clear(client: QueueClient, keys: Names, partition_id: str) -> None:
+    """Remove rows; unknown keys and partitions are ignored. Raises ValueError for no keys at all."""
+    names = _list(keys)
+    _check_keys(names)
     try:
-        await get_client().client.clear(partition, keys)
+        await client.clear(partition_id, names)
     except NotFound:
         return
+
+
+async def _save_checkpoint(
+    client: QueueClient, checkpoint_dir: str | PathLike[str], *, include_storage: bool = True,
+    metadata: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Write all plain rows to a new directory: keys, tags and what tasks consumed, with `include_storage` their fields
+    too. `metadata` (plain values) is kept with them. See checkpoint.py for the format and what is atomic."""
+    await checkpoint.save(client, checkpoint_dir, include_storage=include_storage, metadata=metadata)
+
+
+async def _load_checkpoint(client: QueueClient, checkpoint_dir: str | PathLike[str]) -> None:
+    """Put back the rows of a checkpoint: its partitions are as they were, in place of those of the same names.
+
+    All happens or nothing. Raises Invalid if there is no checkpoint, Corrupt if it is damaged.
+    """
+    await checkpoint.load(client, checkpoint_dir)
+
+
+kv_put, async_kv_put = _twins(_kv_put)
+kv_batch_put, async_kv_batch_put = _twins(_kv_batch_put)
+kv_batch_get, async_kv_batch_get = _twins(_kv_batch_get)
+kv_batch_get_by_meta, async_kv_batch_get_by_meta = _twins(_kv_batch_get_by_meta)
+kv_list, async_kv_list = _twins(_kv_list)
+kv_clear, async_kv_clear = _twins(_kv_clear)
+save_checkpoint, async_save_checkpoint = _twins(_save_checkpoint)
+load_checkpoint, async_load_checkpoint = _twins(_load_checkpoint)
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------
 
 
-def _columns(keys: Sequence[str], fields: TensorDict | Mapping[str, Any] | None) -> dict[str, Column]:
-    rows = batch_size(fields)
-    if rows is not None and rows != len(keys):
-        raise ValueError(f"{len(keys)} keys but fields of batch size {rows}")
-    return columns_of(fields)
-
-
-def _tensordict(located: Located, columns: dict[str, Column]) -> TensorDict:
-    return tensordict_of(columns, len(located.keys) if columns else 0)
+async def _put(
+    client: QueueClient, keys: list[str], partition: str, columns: dict[str, Column], tags: Sequence[Tag] | None
+) -> KVBatchMeta:
+    _check_keys(keys)
+    if not columns and tags is None:
+        raise ValueError("give fields, tags, or both")
+    if tags is not None and len(tags) != len(keys):
+        raise ValueError(f"{len(keys)} keys but {len(tags)} tags")
+    return await client.put(partition, keys, columns, tags=None if tags is None else plain_tags(tags))
 
 
 def _check_keys(keys: list[str]) -> None:
     if not keys:
         raise ValueError("give at least one key")
-    wrong = next((key for key in keys if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise TypeError(f"keys are strings, got {wrong!r}")
+    for key in keys:
+        if not isinstance(key, str):
+            raise TypeError(f"keys are strings, got {key!r}")
+        if key.startswith(UNNAMED):
+            raise ValueError(f"key {key!r} begins with a NUL; such keys are the queue's own")
 
 
-def _list(names: Sequence[str] | str) -> list[str]:
+def _list(names: Names) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
-
-
-def _partition(meta: KVBatchMeta) -> str:
-    if meta.partition_id is None:
-        raise ValueError("the batch has no partition_id")
-    return meta.partition_id
-
-
-def _selected(meta: KVBatchMeta, select: Sequence[str] | str | None) -> list[str] | None:
-    if select is None:
-        return meta.fields
-    missing = sorted(set(_list(select)) - set(meta.fields or []))
-    if missing:
-        raise ValueError(f"select_fields {missing} not found in the batch, which has {meta.fields}")
-    return _list(select)
-
-
-# --- starting ----------------------------------------------------------------------------------------------------
-
-
-def _known_address(conf: Mapping[str, Any] | None) -> dict[str, str] | None:
-    text = os.environ.get(ADDRESS_VARIABLE)
-    if text:
-        return json.loads(text)
-    address = (conf or {}).get("address")
-    return {str(name): str(value) for name, value in address.items()} if address else None
-
-
-def _start(conf: dict[str, Any]) -> dict[str, Any]:
-    """Start a queue that ends with this process."""
-    if conf.get("directory") is None:
-        _process.temporary = tempfile.mkdtemp(prefix="tq-kv-")
-    options = {name: conf[name] for name in _OWN if conf.get(name) is not None}
-    _process.service = QueueService(conf.get("directory") or f"{_process.temporary}", **options)
-    address = _process.service.start()
-    os.environ[ADDRESS_VARIABLE] = json.dumps(address)
-    return {**conf, "address": address}
-
-
-def _forget_after_fork() -> None:
-    """A forked child has neither the threads nor the sockets of its parent: it attaches anew."""
-    global _process
-    _process = _Process()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(close)

@@ -20,6 +20,9 @@ from transfer_queue.net.messages import (
 
 R = TypeVar("R")
 
+USUAL_WAIT = 60.0
+"""Seconds that a fetch waits for rows if nobody says how long."""
+
 
 class RowVerbs:
     """What a client can ask about rows by serial. Serials are int64, packed; see Rows."""
@@ -39,11 +42,14 @@ class RowVerbs:
 
     async def fetch(
         self, partition: str, task: str, fields: Sequence[str], count: int, *,
-        sampling: Mapping[str, Any] | None = None, wait: float = 60.0,
+        sampling: Mapping[str, Any] | None = None, wait: float | None = None, drained: bool = False,
     ) -> Rows:  # fmt: skip
-        """`count` rows that have all the fields, consumed by `task` at once. No rows if the queue is set to polling and
-        has too few; else raises DeadlineExceeded after `wait`."""
-        return await self._ask(Fetch(partition, task, list(fields), count, dict(sampling or {}), wait), Rows, wait)
+        """`count` rows that have all the fields, consumed by `task` at once. Raises DeadlineExceeded after `wait`;
+        None: as the queue is set, no rows at once (polling) or USUAL_WAIT. `drained`: no rows once all are consumed."""
+        body = Fetch(
+            partition, task, list(fields), count, dict(sampling or {}), -1.0 if wait is None else wait, drained
+        )
+        return await self._ask(body, Rows, USUAL_WAIT if wait is None else wait)
 
     async def reset_consumption(self, partition: str, task: str | None = None) -> None:
         """The task (None: every task) has consumed nothing. Raises NotFound for an unknown partition."""

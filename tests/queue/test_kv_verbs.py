@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import transfer_queue as tq
-from transfer_queue.errors import Disconnected
+from transfer_queue.process import NoQueue
 
 torch = pytest.importorskip("torch")
 tensordict = pytest.importorskip("tensordict")
@@ -166,7 +166,7 @@ def test_child_processes_attach_to_the_same_queue(partition):
 def test_without_a_queue_a_verb_says_what_to_do():
     code = "import transfer_queue as tq; tq.kv_list()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PATH": "/usr/bin"})
-    assert Disconnected.__name__ in done.stderr
+    assert NoQueue.__name__ in done.stderr
     assert "call transfer_queue.init()" in done.stderr
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from sys import intern
+from typing import Any
+
+import numpy as np
 
 from transfer_queue.ledger.fieldsets import FieldSets
 from transfer_queue.net.messages import Block
+
+SLICE = 1 << 15
+"""Puts in one section of a snapshot."""
 
 
 @dataclass(slots=True)
@@ -44,6 +50,21 @@ class Segments:
         use.blocks += blocks
         if end > use.end:
             use.end = end
+
+    def add_many(
+        self, table: PutTable, puts: np.ndarray, segments: np.ndarray, ends: np.ndarray, nbytes: np.ndarray
+    ) -> None:
+        """`add` of one block for each put."""
+        if not len(puts):
+            return
+        order = np.argsort(segments, kind="stable")
+        found, starts = np.unique(segments[order], return_index=True)
+        for segment, part in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
+            use = self.use.setdefault(segment, SegmentUse())
+            use.puts.setdefault(table, set()).update(puts[part].tolist())
+            use.nbytes += int(nbytes[part].sum())
+            use.blocks += len(part)
+            use.end = max(use.end, int(ends[part].max()))
 
     def remove(self, segment: int, nbytes: int) -> None:
         """A block is dead."""
@@ -80,10 +101,10 @@ class Layout:
         self.mask = mask
         self.kinds = [(intern(name), intern(kind), intern(dtype), dims) for name, kind, dtype, dims in kinds]
         self.place = {name: i for i, (name, *_) in enumerate(self.kinds)}
-        self._starts = [1]
+        self.starts = [1]
         for *_, dims in self.kinds:
-            self._starts.append(self._starts[-1] + 4 + dims)
-        self._struct = struct.Struct(f"<{self._starts[-1]}Q")
+            self.starts.append(self.starts[-1] + 4 + dims)
+        self._struct = struct.Struct(f"<{self.starts[-1]}Q")
 
     def pack(self, blocks: Sequence[Block]) -> bytes:
         numbers = [blocks[0].rows]
@@ -93,12 +114,15 @@ class Layout:
 
     def blocks(self, data: bytes) -> list[Block]:
         numbers = self._struct.unpack(data)
-        return [self._block(numbers, at, kind) for at, kind in zip(self._starts, self.kinds, strict=False)]
+        return [self._block(numbers, at, kind) for at, kind in zip(self.starts, self.kinds, strict=False)]
+
+    def block(self, data: bytes, place: int) -> Block:
+        return self._block(self._struct.unpack(data), self.starts[place], self.kinds[place])
 
     def extents(self, data: bytes) -> list[tuple[int, int, int]]:
         """Segment, offset and nbytes of each block."""
         numbers = self._struct.unpack(data)
-        return [numbers[at : at + 3] for at in self._starts[:-1]]
+        return [numbers[at : at + 3] for at in self.starts[:-1]]
 
     @staticmethod
     def _block(numbers: Sequence[int], at: int, kind: tuple[str, str, str, int]) -> Block:
@@ -138,7 +162,8 @@ class PutTable:
         return self.layout(put).blocks(self._data[put])
 
     def block(self, put: int, name: str) -> Block:
-        return self.blocks(put)[self.layout(put).place[name]]
+        layout = self.layout(put)
+        return layout.block(self._data[put], layout.place[name])
 
     def add(self, blocks: Sequence[Block], rows: int) -> int:
         """Store the blocks (at least one) of a put, in which `rows` (at least 1) rows live; its number."""
@@ -181,15 +206,6 @@ class PutTable:
                 if less[i] == self.rows[put]:
                     self._bury(put, [i])
 
-    def rename(self, partition: str) -> None:
-        """The partition has another name now."""
-        for number, block in enumerate(self.blocks):
-            if block is not None:
-                uses = self._segments.use[block.segment].blocks
-                uses.remove((self._partition, number))
-                uses.add((partition, number))
-        self._partition = partition
-
     def in_segments(self, segments: Iterable[int]) -> dict[int, int]:
         """The puts with a block in any of `segments`, and the mask of the fields of these blocks."""
         lost = set(segments)
@@ -201,34 +217,45 @@ class PutTable:
             found[put] = self._sets.mask(hit)
         return found
 
-    def dump(self) -> object:
-        """By number: layout, numbers, rows (0: the number is free)."""
-        kinds = [layout.kinds for layout in self._layouts]
-        numbers = [-1 if layout is None else layout.number for layout in self._layout]
-        less = [[put, counts] for put, counts in self._less.items()]
-        return [kinds, numbers, self._data, self.rows.tobytes(), self._free.tobytes(), less]
+    def dump(self) -> Iterator[list[Any]]:
+        """For `load`; see dump.py. By number: layout (-1: the number is free), the packed numbers, and the rows."""
+        yield ["layouts", [layout.kinds for layout in self._layouts], self._free.tobytes(), list(self._less.items())]
+        for at in range(0, len(self._data), SLICE):
+            part = slice(at, at + SLICE)
+            layouts = [-1 if layout is None else layout.number for layout in self._layout[part]]
+            yield ["puts", layouts, self._data[part], self.rows[part].tobytes()]
 
-    def load(self, kinds: list, numbers: list[int], data: list[bytes], rows: bytes, free: bytes, less: list) -> None:
-        for kind in kinds:
-            self._new_layout([tuple(each) for each in kind])
-        self._layout = [None if number < 0 else self._layouts[number] for number in numbers]
-        self._data = data
-        self.rows.frombytes(rows)
-        self._free.frombytes(free)
-        self._less = {put: counts for put, counts in less}
-        for put, layout in enumerate(self._layout):
-            if layout is not None:
-                self._count(put, layout)
+    def load(self, section: list[Any]) -> None:
+        match section:
+            case ["layouts", kinds, free, less]:
+                for kind in kinds:
+                    self._new_layout([(name, form, dtype, dims) for name, form, dtype, dims in kind])
+                self._free.frombytes(free)
+                self._less = dict(less)
+            case ["puts", layouts, data, rows]:
+                first = len(self._data)
+                self._layout += [None if number < 0 else self._layouts[number] for number in layouts]
+                self._data += data
+                self.rows.frombytes(rows)
+                self._count(first, np.asarray(layouts, np.int32))
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _count(self, put: int, layout: Layout) -> None:
-        """Account the live blocks of a loaded put."""
-        less, rows = self._less.get(put), self.rows[put]
-        for i, (segment, offset, nbytes) in enumerate(layout.extents(self._data[put])):
-            if less is None or less[i] < rows:
-                self._segments.add(self, put, segment, offset + nbytes, nbytes)
-                self.nbytes += nbytes
+    def _count(self, first: int, layouts: np.ndarray) -> None:
+        """Account the live blocks of loaded puts, from number `first` on."""
+        for number in np.unique(layouts[layouts >= 0]).tolist():
+            puts = np.flatnonzero(layouts == number) + first
+            numbers = np.frombuffer(b"".join([self._data[put] for put in puts.tolist()]), np.uint64)
+            numbers = numbers.reshape(len(puts), -1)
+            less = [self._less.get(put) for put in puts.tolist()] if self._less else []
+            for i, at in enumerate(self._layouts[number].starts[:-1]):
+                live = slice(None)
+                if less:
+                    alive = (counts is None or counts[i] < self.rows[p] for p, counts in zip(puts, less, strict=True))
+                    live = np.fromiter(alive, bool, len(puts))
+                segment, offset, nbytes = numbers[live, at : at + 3].T
+                self._segments.add_many(self, puts[live], segment, offset + nbytes, nbytes)
+                self.nbytes += int(nbytes.sum())
 
     def _store(self, layout: Layout, data: bytes, rows: int) -> int:
         if self._free:

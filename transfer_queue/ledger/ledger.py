@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from transfer_queue.errors import Invalid, NotFound, QueueError
+from transfer_queue.keys import UNNAMED
 from transfer_queue.ledger import admission, commit, consuming, leasing, queries, trainer
 from transfer_queue.ledger.blocks import Segments
 from transfer_queue.ledger.checks import explain
@@ -132,7 +133,8 @@ class Ledger:
 
     def listing(self, partition: str | None = None) -> m.Listing:
         """Keys and tags of the visible rows, of one partition or all."""
-        names = list(self.partitions) if partition is None else [partition]
+        shown = [name for name in self.partitions if not name.startswith(UNNAMED)]
+        names = shown if partition is None else [partition]
         return m.Listing(partitions={name: queries.listing(self.partition(name)) for name in names})
 
     def changes(self, partition: str, since: int) -> m.Changes:
@@ -186,9 +188,9 @@ _APPLY: dict[type, Callable[[Ledger, Any, float], m.Reply]] = {
     m.Ack: leasing.ack,
     m.Nack: leasing.nack,
     m.Drop: leasing.drop,
+    m.Replay: leasing.replay,
     m.ReleaseHolder: leasing.release_holder,
     m.Expire: leasing.expire,
-    m.Replay: leasing.replay,
     m.OpenTrainer: trainer.open_trainer,
     m.CommitStep: trainer.commit_step,
     m.LoseSegments: trainer.lose_segments,

@@ -96,6 +96,7 @@ def stats(p: Partition, now: float) -> PartitionStats:
         oldest_age={state: now - since for state, since in oldest.items()},
         outstanding=sorted(group.order for group in outstanding),
         max_groups=p.max_groups,
+        consumers=sorted(p.consumption.taken),
     )
 
 

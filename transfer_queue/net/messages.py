@@ -386,7 +386,9 @@ class Find(Message, tag=True):
 
 class Fetch(Message, tag=True):
     """`count` rows that have all `fields` and that `task` has not consumed, chosen by the controller's sampler (which
-    gets `sampling`); they are consumed at once. Waits for them. Answer: Rows."""
+    gets `sampling`); they are consumed at once. Waits for them; with `drained` the answer is no rows once the task has
+    consumed all there are. `wait` below 0: as the controller is set, no rows at once (polling) or the usual wait.
+    Answer: Rows."""
 
     partition: str
     task: str
@@ -394,6 +396,7 @@ class Fetch(Message, tag=True):
     count: int
     sampling: dict[str, Any] = {}
     wait: float = 0.0
+    drained: bool = False
 
 
 class ListKeys(Message, tag=True):
@@ -530,6 +533,7 @@ class PartitionStats(Message):
     oldest_age: dict[str, float]  # by state, seconds
     outstanding: list[int]  # orders of the groups that are not terminal
     max_groups: int = 0
+    consumers: list[str] = []  # tasks that consumed rows (Fetch)
 
 
 class UnitStats(Message):

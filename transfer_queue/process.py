@@ -1,0 +1,237 @@
+"""What this process has of the queue: its client, and the service if it started it.
+
+A queue is found, in this order: by TQ_ADDRESS or TQ_DIRECTORY in the environment (children inherit TQ_ADDRESS from the
+process that started it), by `address` or a `directory` with a living service in `init`'s conf, by the Ray actor named
+TransferQueueController if Ray is initialised here. Only if there is none is one started, and only who started it ends
+it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.batch_client import TransferQueueClient
+from transfer_queue.errors import Disconnected, Invalid
+from transfer_queue.ray_address import RayAddress
+from transfer_queue.service import QueueService, read_address
+from transfer_queue.settings import QueueSettings, read_settings
+from transfer_queue.storage.unit_files import try_lock
+from transfer_queue.sync_client import SyncQueueClient
+
+if TYPE_CHECKING:
+    from transfer_queue.metrics import MetricsServer
+
+log = logging.getLogger(__name__)
+
+ADDRESS_VARIABLE = "TQ_ADDRESS"
+"""Environment variable with the address (JSON) of the queue that this process and its children use."""
+
+DIRECTORY_VARIABLE = "TQ_DIRECTORY"
+"""Environment variable with the directory of a queue service that was started by somebody else."""
+
+
+class NoQueue(Disconnected, AssertionError):
+    """This process knows of no queue. An AssertionError too, as programs for TransferQueue expect."""
+
+    code = "no_queue"
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.client: TransferQueueClient | None = None
+        self.service: QueueService | None = None
+        self.temporary: str | None = None
+        self.ray: RayAddress | None = None
+        self.metrics: MetricsServer | None = None
+        self.address: dict[str, str] = {}
+
+
+_process = _Process()
+
+
+def init(conf: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
+    """Attach to the queue there is and return `conf` as it was given; else start one as `conf` says.
+
+    `conf` (dict or DictConfig) may hold `directory`, `storage_dir`, `units`, `unit_budget_bytes`, `segment_bytes`,
+    `fsync`, `address`, and TransferQueue's own tree (`controller.sampler`, `controller.polling_mode`,
+    `metrics.enabled`, ...). Returns a DictConfig that also holds `address` if the queue was started. A second call does
+    nothing. Raises Invalid for a bad value, Disconnected if the queue that is named does not answer.
+    """
+    with _process.lock:
+        if _process.client is not None:
+            return conf
+        settings = read_settings(conf)
+        address = _find(settings)
+        if address is not None:
+            _attach(address)
+            return conf
+        with _only_one(settings.directory):
+            address = _served(settings.directory)
+            if address is not None:
+                _attach(address)
+                return conf
+            return _start(settings, conf)
+
+
+def close() -> None:
+    """Close this process' client, and end the queue if this process started it. A second call does nothing."""
+    with _process.lock:
+        if _process.metrics is not None:
+            _process.metrics.close()
+            _process.metrics = None
+        if _process.client is not None:
+            _process.client.close()
+            _process.client = None
+        if _process.ray is not None:
+            _process.ray.withdraw()
+            _process.ray = None
+        if _process.service is not None:
+            _process.service.stop(clean=_process.temporary is not None)
+            _process.service = None
+            if os.environ.get(ADDRESS_VARIABLE) == json.dumps(_process.address):
+                del os.environ[ADDRESS_VARIABLE]
+        if _process.temporary is not None:
+            shutil.rmtree(_process.temporary, ignore_errors=True)
+            _process.temporary = None
+
+
+def get_client() -> TransferQueueClient:
+    """This process' client; attaches if there is a queue. Raises NoQueue (an AssertionError) if there is none."""
+    client = _process.client
+    if client is not None:
+        return client
+    with _process.lock:
+        if _process.client is None:
+            address = _find(QueueSettings())
+            if address is None:
+                raise NoQueue(
+                    f"no queue in this process: call transfer_queue.init(), or set {ADDRESS_VARIABLE} (children of the "
+                    f"process that called it have it) or {DIRECTORY_VARIABLE}"
+                )
+            _attach(address)
+        assert _process.client is not None
+        return _process.client
+
+
+def get_metrics_endpoint() -> str | None:
+    """ "host:port" where this process serves Prometheus metrics of the queue; None unless `metrics.enabled`."""
+    return _process.metrics.endpoint if _process.metrics is not None else None
+
+
+# --- finding -----------------------------------------------------------------------------------------------------
+
+
+def _find(settings: QueueSettings) -> dict[str, str] | None:
+    """The address of a queue that is there already."""
+    text, directory = os.environ.get(ADDRESS_VARIABLE), os.environ.get(DIRECTORY_VARIABLE)
+    if text:
+        return _read_address(text)
+    if settings.address is not None:
+        return settings.address
+    if directory:
+        return read_address(directory)
+    return RayAddress.find()
+
+
+def _read_address(text: str) -> dict[str, str]:
+    try:
+        address = json.loads(text)
+        return {str(name): str(value) for name, value in address.items()}
+    except (ValueError, AttributeError):
+        raise Invalid(f"{ADDRESS_VARIABLE} holds {text[:60]!r}, not an address in JSON; unset it") from None
+
+
+def _served(directory: str | None) -> dict[str, str] | None:
+    """The address of the service that lives in a directory, if one does."""
+    lock = Path(directory, "service.lock") if directory is not None else None
+    if lock is None or not lock.exists():
+        return None
+    with lock.open("rb+") as file:
+        return None if try_lock(file.fileno()) else read_address(lock.parent)
+
+
+@contextmanager
+def _only_one(directory: str | None) -> Iterator[None]:
+    """One process at a time looks whether a queue lives in a directory, and starts one. Its holder is as quick as a
+    service starts or gives up, and a dead one holds it no longer."""
+    if directory is None:
+        yield
+        return
+    Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with Path(directory, "init.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# --- attaching and starting ----------------------------------------------------------------------------------------
+
+
+def _attach(address: dict[str, str]) -> None:
+    _process.client = TransferQueueClient(SyncQueueClient(address, f"kv-{os.getpid()}"))
+    _process.address = address
+
+
+def _start(settings: QueueSettings, conf: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Start a queue that ends with this process; if another process of the same Ray cluster was quicker, use that."""
+    from omegaconf import OmegaConf
+
+    book = RayAddress.offer()
+    if settings.directory is None:
+        _process.temporary = tempfile.mkdtemp(prefix="tq-kv-")
+    try:
+        _process.service = QueueService(settings.directory or f"{_process.temporary}", **settings.service_options())
+        address = _process.service.start()
+        winner = book.publish(address) if book is not None else address
+        if winner != address:
+            close()
+            _attach(winner)
+            return conf
+        _process.ray = book
+        os.environ[ADDRESS_VARIABLE] = json.dumps(address)
+        _attach(address)
+        if settings.metrics:
+            from transfer_queue.metrics import MetricsServer
+
+            assert _process.client is not None
+            _process.metrics = MetricsServer(_process.client.queue, settings.metrics_port)
+    except BaseException:
+        close()
+        raise
+    return OmegaConf.merge(_merged(conf), {"address": address, "metrics": {"endpoint": get_metrics_endpoint()}})  # pyright: ignore
+
+
+def _merged(conf: Mapping[str, Any] | None) -> Any:
+    """The conf without what a config cannot hold: samplers are named."""
+    from omegaconf import OmegaConf
+
+    from transfer_queue.sampler import sampler_spec
+
+    if conf is None or type(conf).__module__.startswith("omegaconf"):
+        return conf if conf is not None else {}
+    tree = {key: dict(value) if isinstance(value, Mapping) else value for key, value in conf.items()}
+    for holder in (tree, tree.get("controller")):
+        if isinstance(holder, dict) and holder.get("sampler") is not None:
+            holder["sampler"] = sampler_spec(holder["sampler"])
+    return OmegaConf.create({str(key): str(v) if hasattr(v, "__fspath__") else v for key, v in tree.items()})
+
+
+def _forget_after_fork() -> None:
+    """A forked child has neither the threads nor the sockets of its parent: it attaches anew."""
+    global _process
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(close)

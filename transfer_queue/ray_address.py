@@ -1,0 +1,94 @@
+"""How processes of one Ray cluster find the queue: an actor without a CPU that only knows its address.
+
+It is named as TransferQueue's controller is, so that all processes of a cluster share a queue as they do there, and it
+dies with the process that started the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import Any
+
+from transfer_queue.errors import Disconnected
+
+NAME = "TransferQueueController"
+NAMESPACE = "transfer_queue"
+
+WAIT = 60.0
+"""Seconds that a process waits for another one, which has begun to start a queue, to have started it."""
+
+
+class _AddressBook:
+    """The actor: the first address that is published stays."""
+
+    def __init__(self) -> None:
+        self._address: dict[str, str] | None = None
+        self._known = asyncio.Event()
+
+    async def publish(self, address: dict[str, str]) -> dict[str, str]:
+        """The address that holds: this one, or the one that came before."""
+        if self._address is None:
+            self._address = address
+            self._known.set()
+        return self._address
+
+    async def address(self, wait: float) -> dict[str, str] | None:
+        """The address, once somebody has published one; None if nobody did in time."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._known.wait(), wait)
+        return self._address
+
+
+class RayAddress:
+    """A handle on the actor. Every method is for a process in which Ray is initialised; `find` and `offer` tell."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    @classmethod
+    def find(cls) -> dict[str, str] | None:
+        """The address that was published in this Ray cluster; None without Ray, or if nobody has started a queue.
+
+        Raises Disconnected if somebody began to and did not come to an end.
+        """
+        ray = _ray()
+        if ray is None:
+            return None
+        try:
+            actor = ray.get_actor(NAME, namespace=NAMESPACE)
+            address = ray.get(actor.address.remote(WAIT), timeout=2 * WAIT)
+        except (ValueError, ray.exceptions.RayActorError):  # there is none, or it died with who made it
+            return None
+        if address is None:
+            raise Disconnected(
+                f"another process has begun to start a queue and did not in {WAIT:.0f} s; look at its log"
+            )
+        return address
+
+    @classmethod
+    def offer(cls) -> RayAddress | None:
+        """The actor, made if need be, without waiting for it; None without Ray."""
+        ray = _ray()
+        if ray is None:
+            return None
+        options = {"name": NAME, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0}
+        return cls(ray.remote(_AddressBook).options(**options).remote())
+
+    def publish(self, address: dict[str, str]) -> dict[str, str]:
+        """The address that holds for this cluster: this one unless another process was quicker."""
+        ray = _ray()
+        return ray.get(self._actor.publish.remote(address), timeout=2 * WAIT)
+
+    def withdraw(self) -> None:
+        """The queue ends: whoever comes now starts another."""
+        ray = _ray()
+        if ray is not None:
+            ray.kill(self._actor)
+
+
+def _ray() -> Any:
+    """Ray, if this process has initialised it."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None

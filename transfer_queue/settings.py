@@ -1,0 +1,146 @@
+"""What `init` takes: our own keys, and TransferQueue's tree, of which some keys mean something here."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transfer_queue.errors import Invalid
+from transfer_queue.sampler import sampler_spec
+
+log = logging.getLogger(__name__)
+
+BACKENDS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
+"""Names that TransferQueue has for where bytes lie; here they always lie in mapped segments."""
+
+
+@dataclass(slots=True)
+class QueueSettings:
+    """How to find or start a queue. `other` are the dotted keys that were given and have no effect."""
+
+    address: dict[str, str] | None = None
+    directory: str | None = None
+    storage_dir: str | None = None
+    units: int = 2
+    unit_budget_bytes: int | None = None
+    segment_bytes: int = 8 << 20
+    fsync: bool = False
+    sampler: dict[str, Any] | None = None
+    polling: bool = False
+    metrics: bool = False
+    metrics_port: int = 0
+    other: list[str] = field(default_factory=list)
+
+    def service_options(self) -> dict[str, Any]:
+        """The arguments of QueueService."""
+        return {
+            "storage_dir": self.storage_dir,
+            "units": self.units,
+            "unit_budget_bytes": self.unit_budget_bytes,
+            "segment_bytes": self.segment_bytes,
+            "fsync": self.fsync,
+            "sampler": self.sampler,
+            "polling": self.polling,
+        }
+
+
+_TREE = {
+    "controller.sampler": "sampler",
+    "controller.polling_mode": "polling",
+    "metrics.enabled": "metrics",
+    "metrics.port": "metrics_port",
+}
+"""Keys of TransferQueue's tree by what they set here."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "address": (dict,), "directory": (str,), "storage_dir": (str,), "units": (int,), "unit_budget_bytes": (int,),
+    "segment_bytes": (int,), "fsync": (bool,), "polling": (bool,), "metrics": (bool,), "metrics_port": (int,),
+}  # fmt: skip
+
+_OPTIONAL = ("address", "directory", "storage_dir", "unit_budget_bytes", "sampler")
+
+
+def read_settings(conf: Mapping[str, Any] | None) -> QueueSettings:
+    """The settings that `conf` (a dict or DictConfig, or None) gives. Raises Invalid for a value that cannot be meant,
+    or a key that is nearly one of ours; other unknown keys are tolerated with one warning."""
+    settings = QueueSettings()
+    for key, value in _leaves(_plain(conf)):
+        name = _TREE.get(key, key)
+        if name in _KINDS or name == "sampler":
+            _set(settings, name, key, value)
+        elif key == "backend.storage_backend":
+            _check_backend(value)
+        else:
+            settings.other.append(key)
+    _refuse_slips(settings.other)
+    if settings.other:
+        log.warning("init: these keys have no effect here: %s", ", ".join(settings.other))
+    return settings
+
+
+def _plain(conf: Any) -> dict[str, Any]:
+    if conf is None:
+        return {}
+    if type(conf).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+
+        conf = OmegaConf.to_container(conf, resolve=True)
+    if not isinstance(conf, Mapping):
+        raise Invalid(f"init takes a dict or a DictConfig, got {type(conf).__qualname__}")
+    return {str(key): value for key, value in conf.items()}
+
+
+_WHOLE = ("address", "controller.sampler", "sampler")
+"""Keys whose value may itself be a dict."""
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and name not in _WHOLE:
+            found += _leaves(value, f"{name}.")
+        else:
+            found.append((name, value))
+    return found
+
+
+def _set(settings: QueueSettings, name: str, key: str, value: Any) -> None:
+    if value is None:
+        if name not in _OPTIONAL:
+            raise Invalid(f"init: {key} is None; leave it out for its default, {getattr(settings, name)!r}")
+        return
+    if name == "sampler":
+        settings.sampler = sampler_spec(value)
+        return
+    if name in ("directory", "storage_dir") and hasattr(value, "__fspath__"):
+        value = value.__fspath__()
+    kinds = _KINDS[name]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise Invalid(f"init: {key}={value!r}; expected {' or '.join(kind.__name__ for kind in kinds)}")
+    if isinstance(value, int) and not isinstance(value, bool) and value < (0 if name == "metrics_port" else 1):
+        raise Invalid(f"init: {key}={value}; expected a positive number")
+    if name == "metrics_port" and value > 65535:
+        raise Invalid(f"init: {key}={value}; ports go up to 65535")
+    if isinstance(value, dict):
+        value = {str(part): str(text) for part, text in value.items()}
+    setattr(settings, name, value)
+
+
+def _check_backend(value: Any) -> None:
+    if value not in BACKENDS:
+        raise Invalid(f"init: backend.storage_backend={value!r}; expected one of {', '.join(BACKENDS)}")
+    if value != "SimpleStorage":
+        log.warning("init: backend.storage_backend=%s is served by mapped segments, as every backend is here", value)
+
+
+def _refuse_slips(keys: list[str]) -> None:
+    """A slip of the pen in a key that matters must not be a key without effect."""
+    ours = [*(f.name for f in fields(QueueSettings) if f.name not in ("other", "metrics", "polling")), *_TREE]
+    for key in keys:
+        near = difflib.get_close_matches(key, ours, 1, cutoff=0.85)
+        if near:
+            raise Invalid(f"init: unknown key {key!r}; did you mean {near[0]!r}?")
