@@ -44,6 +44,10 @@ class Ours(Queue):
         super().__init__("ours", time.perf_counter() - began)
         self.address: dict[str, str] = conf["address"]
 
+    def view(self, batch: Batch, partition: str, keys: list[str], fields: list[str] | None) -> Any:
+        """`get` without a copy; the peer has no such verb."""
+        return self.tq.kv_batch_get(keys, partition, select_fields=fields, copy=False)
+
     def close(self) -> None:
         self.tq.close()
         self._directory.cleanup()
