@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transfer_queue.dataloader import StreamingDataLoader as StreamingDataLoader
     from transfer_queue.dataloader import StreamingDataset as StreamingDataset
     from transfer_queue.errors import StorageKeyNotFoundError as StorageKeyNotFoundError
+    from transfer_queue.diagnosis import doctor as doctor
     from transfer_queue.interface import async_kv_batch_get as async_kv_batch_get
     from transfer_queue.interface import async_kv_batch_get_by_meta as async_kv_batch_get_by_meta
     from transfer_queue.interface import async_kv_batch_put as async_kv_batch_put

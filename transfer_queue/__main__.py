@@ -1,103 +1,165 @@
-"""`python -m transfer_queue serve controller|unit ...` (started by QueueService) and `... stat DIRECTORY`."""
+"""`python -m transfer_queue serve|stat|peek|tail|dead|replay|doctor`: a queue at the command line.
+
+    serve DIRECTORY           run a queue on this machine, without Ray, until Ctrl-C; prints how to connect
+    stat                      partitions by state, storage units, clients
+    peek KEY                  the tags and fields of one row
+    tail                      follow what becomes of groups
+    dead                      groups that ended dead, and why
+    replay UID...             give dead groups back to the generators
+    doctor                    listeners, room, versions, leftovers of dead runs, and what to do about them
+
+-q DIRECTORY says which queue; else it is the one that TQ_ADDRESS or TQ_DIRECTORY names. Exit status: 0; 2 for an error, which is
+one line; `doctor` 1 if there is something to do.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
-import os
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from transfer_queue.errors import QueueError
-from transfer_queue.processes import ReadyPipe, allow_many_files, be_served_first, die_with_parent, stop_event
 
 
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    if args.command == "stat":
-        return _stat(args)
-    if args.parent:
-        die_with_parent(args.parent)
-    be_served_first()
-    allow_many_files()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    _warn_of_the_peer()
     try:
-        asyncio.run(_serve_controller(args) if args.role == "controller" else _serve_unit(args))
+        return args.run(args)
     except (QueueError, OSError) as error:
-        logging.getLogger("transfer_queue").error("%s ends: %s", args.role, error)
+        sys.stderr.write(f"{error}\n")
         return 2
-    return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m transfer_queue")
+    parser = argparse.ArgumentParser(prog="python -m transfer_queue", description="A queue at the command line.")
     commands = parser.add_subparsers(dest="command", required=True)
-    stat = commands.add_parser("stat", help="show partitions, groups by state and storage of a running queue")
-    stat.add_argument("directory", type=Path, help="directory of the queue service")
-    serve = commands.add_parser("serve", help="run one process of a queue").add_subparsers(dest="role", required=True)
-    for role in ("controller", "unit"):
-        process = serve.add_parser(role)
-        process.add_argument("--run", required=True)
-        process.add_argument("--key-file", required=True)
-        process.add_argument("--socket", required=True, help="endpoint of the controller, unix://PATH")
-        process.add_argument("--directory", type=Path, required=True)
-        process.add_argument("--segment-bytes", type=int, default=8 << 20)
-        process.add_argument("--parent", type=int, default=0, help="end when this process does")
-        process.add_argument("--ready-fd", type=int, default=None)
-        if role == "controller":
-            process.add_argument("--fsync", action="store_true")
-            process.add_argument("--sampler", default="", help="JSON: name of the sampler of fetches, and parameters")
-            process.add_argument("--polling", action="store_true", help="a fetch that finds too few rows gets none")
-        else:
-            process.add_argument("--unit", type=int, required=True)
-            process.add_argument("--endpoint", required=True, help="where this unit serves bulk reads, ipc://PATH")
-            process.add_argument("--budget", type=int, required=True, help="bytes of segments at most")
+
+    serve = commands.add_parser("serve", help="run a queue on this machine, without Ray")
+    serve.add_argument(
+        "directory", type=Path, help="keeps its journal, key and logs; a stopped queue goes on from there"
+    )
+    serve.add_argument("--units", type=int, default=2, help="storage units")
+    serve.add_argument("--storage-dir", type=Path, help="where rows are stored (default: /dev/shm if it has the room)")
+    serve.add_argument("--unit-budget", type=_bytes, help="bytes a unit may hold: 500M, 4G, ...")
+    serve.add_argument("--bind", metavar="IP", help="this node's IP, to serve other nodes too (encrypted)")
+    serve.add_argument("--encrypt-bulk", action="store_true", help="with --bind: encrypt row data too")
+    serve.add_argument("--fsync", action="store_true", help="an acknowledged change is on the disk")
+    serve.add_argument("--clean", action="store_true", help="remove the stored rows at the end")
+    serve.set_defaults(run=_serve)
+
+    stat = commands.add_parser("stat", help="partitions by state, storage units, clients")
+    stat.add_argument("--json", action="store_true", help="all numbers, for programs")
+    _add(stat, "stat")
+
+    peek = commands.add_parser("peek", help="the tags and fields of one row")
+    peek.add_argument("key")
+    peek.add_argument("-p", "--partition", help="where to look (default: everywhere)")
+    peek.add_argument("-w", "--width", type=int, default=100, help="characters of a value")
+    _add(peek, "peek")
+
+    tail = commands.add_parser("tail", help="follow what becomes of groups")
+    tail.add_argument("-p", "--partition", help="which one, if there are several")
+    tail.add_argument("-n", "--number", type=int, default=0, help="end after so many changes")
+    _add(tail, "tail")
+
+    dead = commands.add_parser("dead", help="groups that ended dead, and why")
+    _add(dead, "dead")
+
+    replay = commands.add_parser("replay", help="give dead groups back to the generators, with their prompts")
+    replay.add_argument("uids", nargs="+", metavar="UID")
+    replay.add_argument("-p", "--partition", help="which one, if there are several")
+    _add(replay, "replay")
+
+    doctor = commands.add_parser("doctor", help="what is there, and what is wrong with it")
+    doctor.add_argument("-q", "--queue", metavar="DIRECTORY", type=Path, help="of a queue service, running or not")
+    doctor.add_argument("--storage-dir", type=Path, help="a further place to look for leftovers")
+    doctor.add_argument("--clean", action="store_true", help="remove what dead runs left")
+    doctor.add_argument("--stopped", action="store_true", help="with --clean: stopped runs that could go on, too")
+    doctor.add_argument("--json", action="store_true")
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
-async def _serve_controller(args: argparse.Namespace) -> None:
-    from transfer_queue.controller import serve_controller
+def _add(command: argparse.ArgumentParser, verb: str) -> None:
+    command.add_argument("-q", "--queue", metavar="DIRECTORY", type=Path, help="of the queue service")
+    command.set_defaults(run=_ask(verb))
 
-    await serve_controller(
-        args.directory, args.socket, run=args.run, key_file=args.key_file, stop=stop_event(),
-        segment_bytes=args.segment_bytes, fsync=args.fsync, ready=ReadyPipe(args.ready_fd).say,
-        sampler=args.sampler, polling=args.polling,
+
+def _ask(verb: str) -> Callable[[argparse.Namespace], int]:
+    """Run one of `inspecting`'s verbs on a client."""
+
+    def run(args: argparse.Namespace) -> int:
+        from transfer_queue import inspecting
+
+        work: Callable[..., Coroutine[None, None, int]] = getattr(inspecting, verb)
+        return asyncio.run(inspecting.with_client(args.queue, lambda client: work(client, args, sys.stdout.write)))
+
+    return run
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from transfer_queue.service import QueueService
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    service = QueueService(
+        args.directory, storage_dir=args.storage_dir, units=args.units, unit_budget_bytes=args.unit_budget,
+        fsync=args.fsync, bind=args.bind, encrypt_bulk=args.encrypt_bulk,
     )  # fmt: skip
+    return asyncio.run(_serve_until_stopped(service, clean=args.clean))
 
 
-async def _serve_unit(args: argparse.Namespace) -> None:
-    from transfer_queue.unit import serve_unit
+async def _serve_until_stopped(service, *, clean: bool) -> int:
+    from transfer_queue.inspecting import how_to_connect
+    from transfer_queue.processes import stop_event
 
-    address = {"run": args.run, "socket": args.socket, "key_file": args.key_file}
-    await serve_unit(
-        address, unit=args.unit, directory=args.directory, endpoint=args.endpoint, budget=args.budget,
-        segment_bytes=args.segment_bytes, stop=stop_event(), ready=ReadyPipe(args.ready_fd).say,
-    )  # fmt: skip
-
-
-def _stat(args: argparse.Namespace) -> int:
-    """Print the queue's statistics as JSON."""
-    import msgspec
-
-    from transfer_queue.client import QueueClient
-    from transfer_queue.service import read_address
-
-    async def ask() -> bytes:
-        client = await QueueClient.connect(read_address(args.directory), name=f"stat-{os.getpid()}", timeout=5.0)
-        try:
-            return msgspec.json.encode(await client.stats())
-        finally:
-            await client.close()
-
+    stop = stop_event()
+    await service.astart()
     try:
-        stats = asyncio.run(ask())
-    except QueueError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(json.dumps(json.loads(stats), indent=2) + "\n")
+        sys.stdout.write(how_to_connect(service.directory, service.address))
+        sys.stdout.flush()
+        await stop.wait()
+    finally:
+        await service.astop(clean=clean)
     return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from transfer_queue.diagnosis import as_json, doctor, leftover_line
+    from transfer_queue.storage.leftovers import remove_leftover
+
+    report = doctor(args.queue, storage_dir=args.storage_dir)
+    if not args.clean:
+        sys.stdout.write((as_json(report) if args.json else report.text()) + "\n")
+        return int(bool(report.findings))
+    for leftover in report.leftovers:
+        removed = remove_leftover(leftover, stopped=args.stopped)
+        sys.stdout.write(f"{'removed' if removed else 'kept'}: {leftover_line(leftover)}\n")
+    if not report.leftovers:
+        sys.stdout.write("no dead run has left anything\n")
+    return 0
+
+
+def _warn_of_the_peer() -> None:
+    from transfer_queue.diagnosis import peer_in_the_way
+
+    found = peer_in_the_way()
+    if found is not None:
+        sys.stderr.write(f"{found.what}; {found.remedy}\n")
+
+
+def _bytes(text: str) -> int:
+    """ "500M", "4G", "1048576"."""
+    scale = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:].upper(), 0)
+    digits = text[:-1] if scale else text
+    if not digits.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; expected 4G, 500M or 1048576")
+    return int(digits) << scale
 
 
 if __name__ == "__main__":

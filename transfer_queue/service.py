@@ -85,7 +85,7 @@ class QueueService:
         self._bulk_scheme = "curve" if encrypt_bulk else "tcp"
         self._lock: int | None = None
         self._storage_lock: int | None = None
-        known = _read_run(self.directory)
+        known = read_run(self.directory)
         if known and Path(known["storage"]).is_dir():  # it was checked when it was chosen, and is partly full now
             parent, self._budget = Path(known["storage"]).parent, unit_budget_bytes or int(known["budget"])
         else:
@@ -102,7 +102,7 @@ class QueueService:
             if self._thread is not None:
                 return self.address
             if not (self._storage.is_dir() and self._sockets.is_dir()):  # after a clean stop
-                self._prepare(_read_run(self.directory), self._storage.parent, None)
+                self._prepare(read_run(self.directory), self._storage.parent, None)
             self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=LOCK_WAIT)
             self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=LOCK_WAIT)
             self._thread = LoopThread("queue-service")
@@ -161,7 +161,7 @@ class QueueService:
         description["budget"] = str(self._budget)
         if self._bind is not None:
             description["network"] = _network(self._bind, known.get("network"))
-            description["node"] = node_of(self._sockets)
+            description |= {"node": node_of(self._sockets), "bulk": self._bulk_scheme}
         replace_file(self.directory / "run.json", json.dumps(description))
 
     def _remove_storage(self) -> None:
@@ -209,7 +209,7 @@ class QueueService:
 def read_address(directory: str | Path) -> dict[str, str]:
     """The address of the queue service in `directory`. Raises Disconnected if there is none."""
     directory = Path(directory).absolute()
-    known = _read_run(directory)
+    known = read_run(directory)
     if not known:
         raise Disconnected(f"no queue in {directory}: its run.json is missing; start a QueueService there")
     address = {"run": known["run"], "socket": f"unix://{known['sockets']}/c", "key_file": str(directory / "key")}
@@ -218,7 +218,9 @@ def read_address(directory: str | Path) -> dict[str, str]:
     return address
 
 
-def _read_run(directory: Path) -> dict[str, str]:
+def read_run(directory: Path) -> dict[str, str]:
+    """What stands in run.json there: run, storage, sockets, budget and, if it is bound, network, node and bulk; empty
+    if there is none. Raises Invalid for a damaged one."""
     path = directory / "run.json"
     if not path.exists():
         return {}

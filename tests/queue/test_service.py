@@ -334,13 +334,6 @@ def test_a_queue_that_cannot_start_says_why_without_waiting_long(tmp_path):
     assert service.pids() == {}
 
 
-async def test_stat_shows_the_queue(service, client):
-    await client.put("p", ["a"], {"x": np.arange(1)})
-    command = [sys.executable, "-m", "transfer_queue", "stat", str(service.directory)]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
-    assert '"rows": 1' in done.stdout
-
-
 def test_a_long_directory_still_has_sockets_with_short_paths(tmp_path):
     deep = tmp_path / ("x" * 60) / ("y" * 60)
     with QueueService(deep, storage_dir=tmp_path, units=1) as service:

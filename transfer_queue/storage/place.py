@@ -18,6 +18,9 @@ SHM = Path("/dev/shm")
 DEFAULT_BUDGET = 4 << 30
 """Bytes a unit may hold if nothing is said and at least four times as much is free."""
 
+NO_LIMIT = 1 << 60
+"""Bytes from which on a limit of cgroup version 1 means none."""
+
 _CGROUP_LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -71,9 +74,10 @@ def memory_limit() -> tuple[int, int] | None:
     """(limit, used) bytes of this process' cgroup: files in memory count there. None without a limit."""
     for limit_file, used_file in _CGROUP_LIMITS:
         try:
-            return int(limit_file.read_text()), int(used_file.read_text())
+            limit, used = int(limit_file.read_text()), int(used_file.read_text())
         except (OSError, ValueError):  # not this cgroup version, or "max"
             continue
+        return (limit, used) if limit < NO_LIMIT else None
     return None
 
 
