@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from transfer_queue.storage.columns import Column as Column
 
 _WHERE = {
+    "transfer_queue.diagnosis": ("doctor",),
     "transfer_queue.client": ("QueueClient", "SyncQueueClient"),
     "transfer_queue.batch_client": ("AsyncTransferQueueClient", "TransferQueueClient"),
     "transfer_queue.cluster": ("LocalQueue", "QueueService"),

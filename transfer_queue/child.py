@@ -8,6 +8,7 @@ import logging
 import sys
 from pathlib import Path
 
+from transfer_queue.absences import UNIT_LOST_AFTER
 from transfer_queue.errors import QueueError
 from transfer_queue.processes import ReadyPipe, allow_many_files, be_served_first, die_with_parent, stop_event
 
@@ -45,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     controller.add_argument("--sampler", default="", help="JSON: name of the sampler of fetches, and its parameters")
     controller.add_argument("--polling", action="store_true", help="a fetch that finds too few rows gets none")
     controller.add_argument("--network", help="where clients of other nodes find it, curve://IP:PORT")
-    controller.add_argument("--unit-lost-after", type=float, default=None, help="seconds; see QueueService")
+    controller.add_argument("--unit-lost-after", type=float, default=UNIT_LOST_AFTER, help="seconds")
     unit.add_argument("--unit", type=int, required=True)
     unit.add_argument("--endpoint", required=True, help="where this unit serves bulk bytes, ipc://PATH or tcp://IP:*")
     unit.add_argument("--budget", type=int, required=True, help="bytes of segments at most")
@@ -58,6 +59,7 @@ async def _serve_controller(args: argparse.Namespace) -> None:
     await serve_controller(
         args.directory, args.socket, run=args.run, key_file=args.key_file, stop=stop_event(),
         segment_bytes=args.segment_bytes, fsync=args.fsync, network=args.network,
+        unit_lost_after=args.unit_lost_after,
         sampler=args.sampler, polling=args.polling, ready=ReadyPipe(args.ready_fd).say,
     )  # fmt: skip
 

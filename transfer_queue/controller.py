@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from transfer_queue.absences import UNIT_LOST_AFTER
 from transfer_queue.controller_core import ControllerCore
 from transfer_queue.errors import Invalid
 from transfer_queue.fetching import Fetching
@@ -187,13 +188,14 @@ class ControllerServer:
 async def serve_controller(
     directory: Path, endpoint: str, *, run: str, key_file: str, stop: asyncio.Event, segment_bytes: int,
     ready: Callable[[], None], fsync: bool = False, network: str | None = None,
-    sampler: str = "", polling: bool = False,
+    sampler: str = "", polling: bool = False, unit_lost_after: float = UNIT_LOST_AFTER,
 ) -> None:  # fmt: skip
     """Run the controller of `directory` until `stop`; it goes on where the journal there ends. Raises Corrupt.
 
     `sampler` (JSON, see sampler_spec) chooses the rows of fetches; with `polling` those that find too few get none.
 
-    `network` (curve://IP:PORT) is where clients of other nodes find it.
+    `network` (curve://IP:PORT) is where clients of other nodes find it. `unit_lost_after`: seconds that a storage unit
+    may be away before its rows are given up.
     """
     lock = lock_file(directory / "controller.lock", "the controller", wait=5.0)
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -203,10 +205,12 @@ async def serve_controller(
     fetching = Fetching(load_sampler(json.loads(sampler)) if sampler else None, polling=polling)
 
     def make_core(send: Callable[[str, Response], None]) -> ControllerCore:
-        return ControllerCore.recover(
+        core = ControllerCore.recover(
             directory / "journal", send=send, now=time.monotonic(), run=run, key=key,
             segment_bytes=segment_bytes, fsync=fsync, fetching=fetching,
         )  # fmt: skip
+        core.absences.after = unit_lost_after
+        return core
 
     server = ControllerServer([endpoint, *([network] if network else [])], key, make_core)
     gc.collect()

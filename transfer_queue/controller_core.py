@@ -31,6 +31,7 @@ from pathlib import Path
 import msgspec
 
 from transfer_queue import wording
+from transfer_queue.absences import Absences
 from transfer_queue.errors import Corrupt, DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
 from transfer_queue.fetching import Fetching
 from transfer_queue.grants import SegmentGrants
@@ -137,6 +138,7 @@ class ControllerCore:
             self._push, use=ledger.segments.use, segment_bytes=segment_bytes, spare_segments=spare_segments
         )
 
+        self.absences = Absences()  # of storage units; set `after` to change when one is given up
     @classmethod
     def recover(
         cls,
@@ -176,6 +178,8 @@ class ControllerCore:
         core._seq, core._replies = seq, replies
         core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)
         return core
+        for unit in {unit_of(segment) for segment in ledger.segments.use}:
+            core.absences.left(unit, now)
 
     # --- what a shell calls -----------------------------------------------------------------------------------
 
@@ -211,6 +215,8 @@ class ControllerCore:
         self._parking.forget_client(client)
         self._grants.client_gone(client)
         if name not in self._clients.values() and self.ledger.holds_clock_leases(name):
+        for unit in [number for number, unit in self._grants.units.items() if unit.client == client]:
+            self.absences.left(unit, now)
             self._accept(ReleaseHolder(holder=name, died=died), now)
         self._wake(None, now)
 
@@ -222,13 +228,18 @@ class ControllerCore:
         retry = self._grants.next_retry()
         if retry is not None and retry <= now:
             self._grants.changed = True
+        for unit in self.absences.due(now):
+            self._give_up(unit, now)
         self._wake(None, now)
         for parked in self._parking.due(now):
             self._answer(parked.client, parked.id, parked.body, self._ran_out(parked, now))
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called next; None: not before the next request."""
-        times = (self.ledger.next_expiry(), self._parking.next_deadline(), self._grants.next_retry())
+        times = (
+            self.ledger.next_expiry(), self._parking.next_deadline(), self._grants.next_retry(),
+            self.absences.next_due(),
+        )  # fmt: skip
         return min((time for time in times if time is not None), default=None)
 
     def close(self) -> None:
@@ -362,8 +373,16 @@ class ControllerCore:
 
     def _stats(self, now: float) -> Reply:
         units = {unit.client for unit in self._grants.units.values()}
+        self.absences.back(m.info.unit)
         clients = sum(client not in units for client in self._clients)
         return QueueStats(
+    def _give_up(self, unit: int, now: float) -> None:
+        """The unit has been away for too long: its rows are lost, and nobody writes to its segments any more."""
+        self._grants.lose(unit)
+        segments = [segment for segment in self.ledger.segments.use if unit_of(segment) == unit]
+        if segments:
+            self._accept(LoseSegments(segments=segments), now)
+
             epoch=self.ledger.epoch, partitions=self.ledger.stats(now), units=self._grants.stats(), clients=clients
         )
 

@@ -122,6 +122,13 @@ class SegmentGrants:
         self.changed = True
         return [segment for segment, _ in keep]
 
+    def lose(self, number: int) -> None:
+        """The unit will not come back: who writes to its segments has to copy anew. An unknown unit is no error."""
+        for segment in [s for s in self._table if unit_of(s) == number]:
+            self._forget(segment)
+        self.units.pop(number, None)
+        self.changed = True
+
     def made(self, client: str, m: SegmentsMade, now: float) -> None:
         """The answer to the oldest MakeSegments. With an error, the unit is left alone for a while."""
         unit = self.units.get(m.unit)

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transfer_queue.absences import UNIT_LOST_AFTER
 from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.net.addresses import node_of
 from transfer_queue.net.curve import check_ip
@@ -53,6 +54,7 @@ class QueueService:
         self, directory: str | Path, *, storage_dir: str | Path | None = None, units: int = 2,
         unit_budget_bytes: int | None = None, segment_bytes: int = 8 << 20, key: bytes | None = None,
         fsync: bool = False, bind: str | None = None, encrypt_bulk: bool = False,
+        unit_lost_after: float = UNIT_LOST_AFTER,
         sampler: Mapping[str, Any] | None = None, polling: bool = False,
     ) -> None:  # fmt: skip
         """`directory` keeps journal, key and logs. `storage_dir` is where segments go (default: /dev/shm if it has the
@@ -62,12 +64,16 @@ class QueueService:
         are then encrypted (CURVE), bulk bytes authenticated, with `encrypt_bulk` encrypted too. Without it nothing
         listens that another node, or another user of this one, could reach.
 
+        `unit_lost_after`: seconds that a storage unit may be away before its rows are given up and generated again.
+
         `sampler` (see sampler_spec) chooses the rows of fetches; with `polling`, one that finds too few gets none.
 
         Raises Invalid if something cannot work; nothing is started yet.
         """
         if bind is not None:
             check_ip(bind)
+        if not unit_lost_after > 0:
+            raise Invalid(f"unit_lost_after={unit_lost_after}: expected seconds, more than 0")
         if units < 1:
             raise Invalid(f"a queue needs at least one storage unit, got {units}")
         check_segment_bytes(segment_bytes)
@@ -82,6 +88,7 @@ class QueueService:
             load_sampler(sampler)
             self._fetching += ["--sampler", json.dumps(dict(sampler))]
         self._bind = bind
+        self._unit_lost_after = unit_lost_after
         self._bulk_scheme = "curve" if encrypt_bulk else "tcp"
         self._lock: int | None = None
         self._storage_lock: int | None = None
@@ -195,6 +202,7 @@ class QueueService:
     def _controller_arguments(self) -> list[str]:
         fsync = ["--fsync"] if self._fsync else []
         network = ["--network", self.address["network"]] if self._bind is not None else []
+        network += ["--unit-lost-after", str(self._unit_lost_after)]
         return ["controller", *self._common(), "--directory", str(self.directory), *fsync, *network, *self._fetching]
 
     def _unit_arguments(self, unit: int) -> list[str]:
