@@ -134,11 +134,11 @@ class ControllerCore:
         self._parking = Parking()
         self._fetching = fetching if fetching is not None else Fetching()
         self._replies = Replies()
+        self.absences = Absences()  # of storage units; set `after` to change when one is given up
         self._grants = SegmentGrants(
             self._push, use=ledger.segments.use, segment_bytes=segment_bytes, spare_segments=spare_segments
         )
 
-        self.absences = Absences()  # of storage units; set `after` to change when one is given up
     @classmethod
     def recover(
         cls,
@@ -177,9 +177,9 @@ class ControllerCore:
         )
         core._seq, core._replies = seq, replies
         core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)
-        return core
         for unit in {unit_of(segment) for segment in ledger.segments.use}:
             core.absences.left(unit, now)
+        return core
 
     # --- what a shell calls -----------------------------------------------------------------------------------
 
@@ -213,10 +213,10 @@ class ControllerCore:
         if name is None:
             return
         self._parking.forget_client(client)
-        self._grants.client_gone(client)
-        if name not in self._clients.values() and self.ledger.holds_clock_leases(name):
         for unit in [number for number, unit in self._grants.units.items() if unit.client == client]:
             self.absences.left(unit, now)
+        self._grants.client_gone(client)
+        if name not in self._clients.values() and self.ledger.holds_clock_leases(name):
             self._accept(ReleaseHolder(holder=name, died=died), now)
         self._wake(None, now)
 
@@ -225,11 +225,11 @@ class ControllerCore:
         expiry = self.ledger.next_expiry()
         if expiry is not None and expiry <= now:
             self._accept(Expire(), now)
+        for unit in self.absences.due(now):
+            self._give_up(unit, now)
         retry = self._grants.next_retry()
         if retry is not None and retry <= now:
             self._grants.changed = True
-        for unit in self.absences.due(now):
-            self._give_up(unit, now)
         self._wake(None, now)
         for parked in self._parking.due(now):
             self._answer(parked.client, parked.id, parked.body, self._ran_out(parked, now))
@@ -369,13 +369,9 @@ class ControllerCore:
         lost = self._grants.missing(m)
         if lost:
             self._accept(LoseSegments(segments=lost), now)
+        self.absences.back(m.info.unit)
         return Keep(segments=self._grants.register(client, m))
 
-    def _stats(self, now: float) -> Reply:
-        units = {unit.client for unit in self._grants.units.values()}
-        self.absences.back(m.info.unit)
-        clients = sum(client not in units for client in self._clients)
-        return QueueStats(
     def _give_up(self, unit: int, now: float) -> None:
         """The unit has been away for too long: its rows are lost, and nobody writes to its segments any more."""
         self._grants.lose(unit)
@@ -383,6 +379,10 @@ class ControllerCore:
         if segments:
             self._accept(LoseSegments(segments=segments), now)
 
+    def _stats(self, now: float) -> Reply:
+        units = {unit.client for unit in self._grants.units.values()}
+        clients = sum(client not in units for client in self._clients)
+        return QueueStats(
             epoch=self.ledger.epoch, partitions=self.ledger.stats(now), units=self._grants.stats(), clients=clients
         )
 
