@@ -303,7 +303,12 @@ class QueueClient(RowVerbs):
             async with self._asking:
                 if not isinstance(extents := arena.place(sizes), int):
                     return extents
-                reply = await self._ask(SegmentRequest(extents, SEGMENT_WAIT), Granted, SEGMENT_WAIT)
+                sealed = arena.sealed()
+                try:
+                    reply = await self._ask(SegmentRequest(extents, SEGMENT_WAIT, sealed), Granted, SEGMENT_WAIT)
+                except (QueueError, asyncio.CancelledError):
+                    arena.seal_again(sealed)
+                    raise
                 await self._use(arena, reply.segments)
         return extents
 

@@ -138,6 +138,15 @@ async def test_a_put_waits_for_storage_that_a_clear_frees():
         await asyncio.wait_for(task, 5)
 
 
+async def test_who_only_admits_gives_its_full_segments_back(client):
+    await client.open_partition("p", tasks=[GENERATE])
+    for i in range(40):
+        await client.admit("p", [GroupSpec(f"u{i}", 1, i)], {"prompt": np.zeros((1, 40_000), np.uint8)})
+        await client.drop("p", [f"u{i}"], "stale")
+    (unit,) = (await client.stats()).units
+    assert unit.segments <= 8
+
+
 async def test_a_group_goes_from_admission_to_training(client):
     await client.open_partition("p", tasks=[GENERATE, TRAIN], max_groups=4)
     await admit(client, "u0", n=2)

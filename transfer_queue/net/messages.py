@@ -416,8 +416,11 @@ class Stats(Message, tag=True):
 
 
 class SegmentRequest(Message, tag=True):
+    """A segment with at least `nbytes` to write to, which may have to be waited for."""
+
     nbytes: int
     wait: float = 0.0
+    sealed: list[int] = []  # segments that this writer has finished with
 
 
 class RegisterUnit(Message, tag=True):
