@@ -102,7 +102,7 @@ class AgentContext:
             return Trajectory(prompt_ids=self.chat.render_prompt(row["raw_prompt"], tools))
         render = partial(self.images.render, row, tools)
         prompt = await in_daemon_thread(render, "image processor")
-        return Trajectory(prompt.ids, images=prompt.images, multi_modal_inputs=prompt.multi_modal_inputs)
+        return Trajectory(list(prompt.ids), images=prompt.images, multi_modal_inputs=prompt.multi_modal_inputs)
 
     def count(self, metric: str, amount: float) -> None:
         self.metrics[metric] = self.metrics.get(metric, 0.0) + amount

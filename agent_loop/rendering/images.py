@@ -13,6 +13,7 @@ import base64
 import binascii
 import io
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from agent_loop.rendering.chat import ChatTokenizer, Message, RenderingError, is_image
 
@@ -27,6 +29,8 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 IMAGE_MARK = "<image>"
 """In a text, verl's way to say where the next image of the row stands."""
 MAX_IMAGE_BYTES = 64 << 20
+KEPT = 8
+"""Prompts; the tensors of one may take tens of megabytes."""
 
 _NOT_TENSORS = ("input_ids", "attention_mask")
 
@@ -56,21 +60,32 @@ def has_images(row: Mapping[str, Any]) -> bool:
 
 
 class ImageRenderer:
-    """Thread-safe. One serves all sessions of a process."""
+    """Thread-safe. One serves all sessions of a process, and processes one prompt at a time; what it made of the latest
+    is kept, because the sessions of a group begin with the same."""
 
     def __init__(self, directory: str | Path, chat: ChatTokenizer) -> None:
         """`directory` has a processor (`has_processor`), which is loaded at the first image."""
         self._directory, self._chat = Path(directory), chat
         self._processor: Any = None
-        self._loading = threading.Lock()
+        self._busy = threading.Lock()
+        self._latest: OrderedDict[str, RenderedPrompt] = OrderedDict()
 
     def render(self, row: Mapping[str, Any], tools: Sequence[dict[str, Any]] = ()) -> RenderedPrompt:
         """The prompt of a row: messages with image parts, each with its image or taking the next of the column
         `images`. Takes milliseconds to seconds; call it in a thread. Raises RenderingError."""
         messages = with_parts(row["raw_prompt"], row.get("images"))
         images = _matched(messages, list(row.get("images") or ()))
-        bare = [{**message, "content": _bare(message["content"])} for message in messages]
+        bare = [{**message, "content": _bare(message.get("content"))} for message in messages]
         text = self._chat.prompt_text(bare, tools)
+        key = _digest(text, images)
+        with self._busy:
+            prompt = self._latest.pop(key, None) or self._processed(text, images)
+            self._latest[key] = prompt
+            while len(self._latest) > KEPT:
+                self._latest.popitem(last=False)
+        return prompt
+
+    def _processed(self, text: str, images: list[bytes]) -> RenderedPrompt:
         processor, pillow = self._loaded(), _pillow()
         decoded = [_decoded(pillow, image, number) for number, image in enumerate(images, 1)]
         try:
@@ -84,25 +99,30 @@ class ImageRenderer:
         return RenderedPrompt(np.asarray(given["input_ids"])[0].tolist(), tensors, images)
 
     def _loaded(self) -> Any:
-        with self._loading:
-            if self._processor is None:
-                try:
-                    auto = import_module("transformers").AutoProcessor
-                    found = auto.from_pretrained(self._directory, local_files_only=True, trust_remote_code=False)
-                except Exception as error:
-                    raise RenderingError(
-                        f"the processor of {self._directory} cannot be loaded: {type(error).__name__}: {error}"
-                    ) from error
-                if not hasattr(found, "image_processor"):
-                    raise RenderingError(
-                        f"the processor of {self._directory} is a {type(found).__name__}, not of images"
-                    )
-                self._processor = found
-            return self._processor
+        if self._processor is None:
+            try:
+                auto = import_module("transformers").AutoProcessor
+                found = auto.from_pretrained(self._directory, local_files_only=True, trust_remote_code=False)
+            except Exception as error:
+                raise RenderingError(
+                    f"the processor of {self._directory} cannot be loaded: {type(error).__name__}: {error}"
+                ) from error
+            if not hasattr(found, "image_processor"):
+                raise RenderingError(f"{self._directory}: its {type(found).__name__} processes no images")
+            self._processor = found
+        return self._processor
+
+
+def _digest(text: str, images: Sequence[bytes]) -> str:
+    digest = xxhash.xxh3_128(text.encode())
+    for image in images:
+        digest.update(f"{len(image)} ".encode())
+        digest.update(image)
+    return digest.hexdigest()
 
 
 def _split(message: Message) -> Message:
-    content = message["content"]
+    content = message.get("content")
     if not isinstance(content, str) or IMAGE_MARK not in content:
         return dict(message)
     texts = content.split(IMAGE_MARK)
@@ -111,7 +131,7 @@ def _split(message: Message) -> Message:
 
 
 def _of(message: Message) -> list[dict[str, Any]]:
-    content = message["content"]
+    content = message.get("content")
     return content if isinstance(content, list) else []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -18,6 +19,11 @@ from streamrl.data.packed import PackedRows
 from streamrl.data.rows import prompt_row
 from streamrl.data.sources import Placed, Source, sources_of, taken
 from streamrl.errors import DatasetError
+
+log = logging.getLogger(__name__)
+
+LOGGED_EVERY = 250_000
+"""Rows; half a minute of reading."""
 
 
 class PromptDataset:
@@ -70,6 +76,8 @@ class PromptDataset:
                 if check is not None:
                     check(prompt, place)
                 rows.append(prompt, place)
+                if len(rows) % LOGGED_EVERY == 0:
+                    log.info("%s: %d rows are read", name, len(rows))
                 yield place, prompt
 
         left_out = 0

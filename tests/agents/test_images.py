@@ -135,6 +135,17 @@ def test_a_processor_that_is_none_is_named(tmp_path: Path, chat: ChatTokenizer) 
         ImageRenderer(tmp_path, chat).render(asks(image(image=png(0))))
 
 
+def test_the_sessions_of_a_group_share_what_was_made_of_their_images(renderer: ImageRenderer) -> None:
+    first, again = (renderer.render(asks("<image>?", images=[png(77)])) for _ in range(2))
+    assert again is first
+    other, longer = (
+        renderer.render(asks("<image>?", images=[png(78)])),
+        renderer.render(asks("<image>??", images=[png(77)])),
+    )
+    assert (other.multi_modal_inputs["pixel_values"] != first.multi_modal_inputs["pixel_values"]).any()
+    assert longer.ids != first.ids
+
+
 @pytest.mark.parametrize("agent", ["single_turn_agent", "tool_agent"])
 def test_the_tensors_arrive_in_the_queue_and_the_images_at_the_server(
     model: Path, chat: ChatTokenizer, agent: str
