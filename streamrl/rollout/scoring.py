@@ -25,6 +25,9 @@ from agent_loop.llm.protocol import Scores
 SCORE_TOKENS = 8192
 """Padded tokens of one pass; a row that is longer goes alone."""
 
+PADDED = 1.25
+"""A pass computes at most so many times its rows' own tokens; more rows in it would cost more than they save."""
+
 LOGITS_BYTES = 128 << 20
 """Of float32 logits at a time: 215 tokens of a vocabulary of 152,000."""
 
@@ -45,8 +48,8 @@ class ScoreRequest:
 
 
 class ScoreQueue:
-    """Invariants: rows are answered in the order they came, but for those that would pad a pass too much; a pass is at
-    most `max_tokens` padded tokens or one row; what its caller gave up is not computed."""
+    """Invariants: the row that waits longest is in the next pass; a pass is at most `max_tokens` padded tokens, or one
+    row; what its caller gave up is not computed."""
 
     def __init__(self, model: nn.Module, *, max_tokens: int = SCORE_TOKENS) -> None:
         self._model, self._max_tokens = model, max_tokens
@@ -81,20 +84,18 @@ class ScoreQueue:
         return chosen
 
     def _choose(self) -> list[ScoreRequest]:
-        """The first that waits, and those behind it that fit beside it; half of a pass may be padding."""
+        """The one that waits longest, and those nearest to it in length that fit beside it."""
+        waiting = [request for request in self.waiting if not request.owner.done()]  # else given up
         chosen: list[ScoreRequest] = []
-        left: deque[ScoreRequest] = deque()
         widest = real = 0
-        for request in self.waiting:
-            if request.owner.done():  # given up
-                continue
+        for request in sorted(waiting, key=lambda r: (r is not waiting[0], abs(r.length - waiting[0].length))):
             padded = max(widest, request.length) * (len(chosen) + 1)
-            if chosen and (padded > self._max_tokens or padded > 2 * (real + request.length)):
-                left.append(request)
-                continue
+            if chosen and (padded > self._max_tokens or padded > PADDED * (real + request.length)):
+                break
             chosen.append(request)
             widest, real = max(widest, request.length), real + request.length
-        self.waiting = left
+        taken = set(map(id, chosen))
+        self.waiting = deque(request for request in waiting if id(request) not in taken)
         return chosen
 
 
