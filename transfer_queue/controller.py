@@ -207,7 +207,7 @@ async def serve_controller(
     def make_core(send: Callable[[str, Response], None]) -> ControllerCore:
         core = ControllerCore.recover(
             directory / "journal", send=send, now=time.monotonic(), run=run, key=key,
-            segment_bytes=segment_bytes, fsync=fsync, fetching=fetching,
+            segment_bytes=segment_bytes, fsync=fsync, fork=True, fetching=fetching,
         )  # fmt: skip
         core.absences.after = unit_lost_after
         return core

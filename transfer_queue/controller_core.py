@@ -25,17 +25,18 @@ What a shell around it has to know:
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from transfer_queue import wording
 from transfer_queue.absences import Absences
-from transfer_queue.errors import Corrupt, DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
+from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
 from transfer_queue.fetching import Fetching
 from transfer_queue.grants import SegmentGrants
-from transfer_queue.ledger import Ledger
+from transfer_queue.ledger import Ledger, again, kept
 from transfer_queue.net.messages import (
     VERSION,
     Admit,
@@ -76,7 +77,9 @@ from transfer_queue.net.messages import (
     Welcome,
 )
 from transfer_queue.parking import Parked, Parking, Replies, Waiting
-from transfer_queue.storage.journal import FORMAT, Journal, JournalLike, read_journal
+from transfer_queue.recovery import recover, sections
+from transfer_queue.storage.history import History
+from transfer_queue.storage.journal import FORMAT, JournalLike
 from transfer_queue.storage.segments import unit_of
 
 Send = Callable[[str, Response], None]
@@ -151,20 +154,17 @@ class ControllerCore:
         segment_bytes: int = 8 << 20,
         spare_segments: int = 2,
         fsync: bool = False,
+        fork: bool = False,
         fetching: Fetching | None = None,
     ) -> ControllerCore:
-        """A core that goes on where the journal at `journal_path` ends, in a new life; makes the file if need be.
+        """A core that goes on where the journal at `journal_path`, with the snapshots beside it, ends, in a new life;
+        makes the file if need be. `fork`: see History.
 
         Raises Corrupt. Clients and units must say Hello and register again.
         """
-        ledger, replies, seq = Ledger(), Replies(), 0
-        for record in read_journal(journal_path, run=run):
-            reply = _replay(ledger, record, journal_path)
-            if record.client:
-                replies.put(record.client, record.request, reply)
-            seq = record.seq
-        ledger.segments.take_emptied()
-        journal = Journal(journal_path, fsync=fsync)
+        state = recover(journal_path, run=run)
+        ledger, seq = state.ledger, state.record
+        journal = History(Path(journal_path), run, seq, tail=state.tail, fsync=fsync, fork=fork)
         core = cls(
             ledger,
             send=send,
@@ -175,7 +175,7 @@ class ControllerCore:
             key=key,
             fetching=fetching,
         )
-        core._seq, core._replies = seq, replies
+        core._seq, core._replies = seq, state.replies
         core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)
         for unit in {unit_of(segment) for segment in ledger.segments.use}:
             core.absences.left(unit, now)
@@ -190,7 +190,7 @@ class ControllerCore:
             return self._respond(client, request.id, self._hello(client, body))
         if client not in self._clients:
             return self._respond(client, request.id, Failed(Disconnected.code, "say Hello first"))
-        known = self._replies.get(client, request.id)
+        known = self._known(client, request)
         if known is not None:
             return self._respond(client, request.id, known)
         if (client, request.id) in self._parking:
@@ -204,6 +204,7 @@ class ControllerCore:
         if isinstance(body, Bye):
             self.client_gone(client, now, died=False)
         self._wake(getattr(body, "partition", None), now)
+        self._journal.settle(self._sections)
 
     def client_gone(self, client: str, now: float, *, died: bool = True) -> None:
         """This client is dead, not just slow, or has said Bye: its segments are sealed, its waits forgotten, and the
@@ -219,6 +220,7 @@ class ControllerCore:
         if name not in self._clients.values() and self.ledger.holds_clock_leases(name):
             self._accept(ReleaseHolder(holder=name, died=died), now)
         self._wake(None, now)
+        self._journal.settle(self._sections)
 
     def tick(self, now: float) -> None:
         """Do what is due: expire leases (journaled only if there are such), end waits that ran out, ask units again."""
@@ -233,6 +235,7 @@ class ControllerCore:
         self._wake(None, now)
         for parked in self._parking.due(now):
             self._answer(parked.client, parked.id, parked.body, self._ran_out(parked, now))
+        self._journal.settle(self._sections)
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called next; None: not before the next request."""
@@ -475,12 +478,29 @@ class ControllerCore:
             case Lookup() | Find() as body:
                 return Failed(Disconnected.code, wording.lookup(self._grants.stats(), body, who, waited))
 
+    def _sections(self) -> Iterator[list[Any]]:
+        """The state, for a snapshot."""
+        return sections(self.ledger, self._replies)
+
     # --- answers ----------------------------------------------------------------------------------------------
+
+    def _known(self, client: str, request: Request) -> Reply | None:
+        """The answer to a request that was answered before."""
+        reply = self._replies.get(client, request.id)
+        if reply is None:
+            return None
+        try:
+            reply = again(self.ledger, request.body, reply)
+        except QueueError as error:
+            return _failed(error)
+        if reply is None:
+            self._replies.forget(client, request.id)
+        return reply
 
     def _answer(self, client: str, request: int, body: Mutation | Query, reply: Reply) -> None:
         """Respond; what must not be done twice is remembered."""
         if not isinstance(body, REPEATABLE):
-            self._replies.put(client, request, reply)
+            self._replies.put(client, request, kept(reply))
         self._respond(client, request, reply)
 
     def _respond(self, client: str, request: int, reply: Reply) -> None:
@@ -488,16 +508,6 @@ class ControllerCore:
 
     def _push(self, client: str, push: Push) -> None:
         self._send(client, Response(id=0, body=push))
-
-
-def _replay(ledger: Ledger, record: Record, path: str | Path) -> Reply:
-    try:
-        return ledger.apply(record.mutation, record.now, record.client, record.request)
-    except QueueError as error:
-        raise Corrupt(
-            f"{path}: record {record.seq} ({type(record.mutation).__name__}) was accepted once and is refused now: "
-            f"{error}. The journal is not of this version of the ledger, or damaged"
-        ) from error
 
 
 def _waits_in(body: Waiting) -> Hashable:

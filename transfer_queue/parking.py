@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_queue.net.messages import Admit, Fetch, Find, Lease, Lookup, Reply, SegmentRequest, Watch
+import msgspec
+
+from transfer_queue.net.messages import Admit, Fetch, Find, Lease, Lookup, Ok, Reply, SegmentRequest, Watch
 
 KEPT_REPLIES = 256
 """Answers kept per client. A client has far fewer requests in flight."""
@@ -93,19 +94,41 @@ class Replies:
     """The last answers to each client, so that a request that is sent again is not done again."""
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[str, OrderedDict[int, Reply]] = OrderedDict()
+        self._clients: dict[str, dict[int, Reply]] = {}
 
     def get(self, client: str, request: int) -> Reply | None:
         return self._clients.get(client, {}).get(request)
 
     def put(self, client: str, request: int, reply: Reply) -> None:
-        replies = self._clients.setdefault(client, OrderedDict())
-        self._clients.move_to_end(client)
-        replies[request] = reply
+        replies = self._clients.pop(client, None)
+        if replies is None:
+            replies = {}
+            if len(self._clients) >= KEPT_CLIENTS:
+                del self._clients[next(iter(self._clients))]
+        self._clients[client] = replies
+        replies[request] = _OK if isinstance(reply, Ok) else reply
         if len(replies) > KEPT_REPLIES:
-            replies.popitem(last=False)
-        if len(self._clients) > KEPT_CLIENTS:
-            self._clients.popitem(last=False)
+            del replies[next(iter(replies))]
+
+    def forget(self, client: str, request: int) -> None:
+        """The request may be done again."""
+        self._clients.get(client, {}).pop(request, None)
+
+    def dump(self) -> Iterator[list[Any]]:
+        """For `load`: sections of a snapshot, clients not heard from for longest first."""
+        for client, replies in self._clients.items():
+            yield [client, list(replies), [_encode(reply) for reply in replies.values()]]
+
+    def load(self, section: list[Any]) -> None:
+        """Raises ValueError for what is no answer."""
+        client, requests, replies = section
+        for request, reply in zip(requests, replies, strict=True):
+            self.put(client, request, _decode(reply))
+
+
+_OK = Ok()
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Reply).decode
 
 
 def _remove(table: dict[Any, dict[Any, Parked]], outer: Hashable, inner: Hashable) -> None:

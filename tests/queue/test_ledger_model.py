@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound, QueueError, QueueFull
-from transfer_queue.ledger import Ledger
+from transfer_queue.ledger import Ledger, dump, load
 from transfer_queue.ledger.tags import unpack
 from transfer_queue.net import messages as m
 
@@ -146,6 +146,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.ledger, self.model, self.records, self.now = Ledger(change_log=6), Model(), [], 0.0
         self.tokens: list[m.Token] = []
+        self.snapshot = b""
         self.delivered: set[str] = set()  # acked and committed
         self.blocks = self.admitted = self.plain = 0
         self.watched: dict[str, m.Group] = {}
@@ -465,7 +466,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.model.reissue(group, sorted(sessions))
 
     def crash_and_recover(self) -> None:
-        again = Ledger(change_log=6)
+        """From the last snapshot, if there is one, and the records since then."""
+        sections = msgspec.msgpack.decode(self.snapshot) if self.snapshot else []
+        again = load(sections, change_log=6)
         for record in self.records:
             record = msgspec.msgpack.decode(record, type=m.Record)
             again.apply(record.mutation, record.now)
@@ -475,6 +478,11 @@ class LedgerMachine(RuleBasedStateMachine):
         for token, lease in self.model.leases.items():
             if self.model.is_held(token) and lease.task.bind == "clock":
                 lease.deadline = self.now + TTL
+
+    @rule()
+    def take_a_snapshot(self) -> None:
+        self.snapshot = msgspec.msgpack.encode(list(dump(self.ledger)))
+        self.records = []
 
     @rule()
     def watch(self) -> None:

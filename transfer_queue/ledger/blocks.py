@@ -22,10 +22,12 @@ SLICE = 1 << 15
 class SegmentUse:
     """What lives in one segment. `end` is the highest byte that a block in it ever reached.
 
-    `puts` names, by partition, all puts with a live block here; one whose other blocks live elsewhere may stay listed.
+    `nbytes` counts live blocks whole, `live` only the share of their live rows. `puts` names, by partition, all puts
+    with a live block here; one whose other blocks live elsewhere may stay listed.
     """
 
     nbytes: int = 0
+    live: int = 0
     blocks: int = 0
     end: int = 0
     puts: dict[PutTable, set[int]] = field(default_factory=dict)
@@ -34,26 +36,30 @@ class SegmentUse:
 class Segments:
     """Live bytes by segment, over all partitions.
 
-    Invariant: `use[s].nbytes` is the sum of `nbytes` over the live blocks in s; a segment without any is not listed.
+    Invariants: `use[s].nbytes` is the sum of `nbytes` over the live blocks in s, and `use[s].live` that of what
+    `share` says of each; a segment without live block is not listed.
     """
 
     def __init__(self) -> None:
         self.use: dict[int, SegmentUse] = {}
         self._emptied: set[int] = set()
+        self._thinned: set[int] = set()
 
-    def add(self, table: PutTable, put: int, segment: int, end: int, nbytes: int, blocks: int = 1) -> None:
+    def add(self, table: PutTable, put: int, segment: int, end: int, nbytes: int, live: int, blocks: int = 1) -> None:
         use = self.use.get(segment)
         if use is None:
             use = self.use[segment] = SegmentUse()
         use.puts.setdefault(table, set()).add(put)
         use.nbytes += nbytes
+        use.live += live
         use.blocks += blocks
         if end > use.end:
             use.end = end
 
     def add_many(
-        self, table: PutTable, puts: np.ndarray, segments: np.ndarray, ends: np.ndarray, nbytes: np.ndarray
-    ) -> None:
+        self, table: PutTable, puts: np.ndarray, segments: np.ndarray, ends: np.ndarray, nbytes: np.ndarray,
+        live: np.ndarray,
+    ) -> None:  # fmt: skip
         """`add` of one block for each put."""
         if not len(puts):
             return
@@ -63,14 +69,22 @@ class Segments:
             use = self.use.setdefault(segment, SegmentUse())
             use.puts.setdefault(table, set()).update(puts[part].tolist())
             use.nbytes += int(nbytes[part].sum())
+            use.live += int(live[part].sum())
             use.blocks += len(part)
             use.end = max(use.end, int(ends[part].max()))
 
-    def remove(self, segment: int, nbytes: int) -> None:
-        """A block is dead."""
+    def thin(self, segment: int, live: int) -> None:
+        """Rows of a block that had these bytes are gone; others live."""
+        self.use[segment].live -= live
+        self._thinned.add(segment)
+
+    def remove(self, segment: int, nbytes: int, live: int) -> None:
+        """A block is dead, with the last of its rows that had these live bytes."""
         use = self.use[segment]
         use.nbytes -= nbytes
+        use.live -= live
         use.blocks -= 1
+        self._thinned.add(segment)
         if not use.blocks:
             del self.use[segment]
             self._emptied.add(segment)
@@ -87,6 +101,16 @@ class Segments:
         """Segments whose last live block died since the last call."""
         emptied, self._emptied = self._emptied, set()
         return {segment for segment in emptied if segment not in self.use}
+
+    def take_thinned(self) -> set[int]:
+        """Segments in which something died since the last call."""
+        thinned, self._thinned = self._thinned, set()
+        return thinned
+
+
+def share(nbytes: Any, living: Any, rows: Any) -> Any:
+    """Bytes of a block that count as live when so many of its rows do."""
+    return nbytes * living // rows
 
 
 class Layout:
@@ -119,10 +143,10 @@ class Layout:
     def block(self, data: bytes, place: int) -> Block:
         return self._block(self._struct.unpack(data), self.starts[place], self.kinds[place])
 
-    def extents(self, data: bytes) -> list[tuple[int, int, int]]:
-        """Segment, offset and nbytes of each block."""
+    def extents(self, data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+        """How many rows were put, and segment, offset and nbytes of each block."""
         numbers = self._struct.unpack(data)
-        return [numbers[at : at + 3] for at in self.starts[:-1]]
+        return numbers[0], [numbers[at : at + 3] for at in self.starts[:-1]]
 
     @staticmethod
     def _block(numbers: Sequence[int], at: int, kind: tuple[str, str, str, int]) -> Block:
@@ -170,29 +194,32 @@ class PutTable:
         layout = self._layout_of(blocks)
         put = self._store(layout, layout.pack(blocks), rows)
         first = blocks[0].segment
-        if all(block.segment == first for block in blocks):
+        whole = rows == blocks[0].rows
+        if whole and all(block.segment == first for block in blocks):
             end = max(block.offset + block.nbytes for block in blocks)
             nbytes = sum(block.nbytes for block in blocks)
-            self._segments.add(self, put, first, end, nbytes, len(blocks))
+            self._segments.add(self, put, first, end, nbytes, nbytes, len(blocks))
             self.nbytes += nbytes
             return put
         for block in blocks:
-            self._segments.add(self, put, block.segment, block.offset + block.nbytes, block.nbytes)
+            live = share(block.nbytes, rows, block.rows)
+            self._segments.add(self, put, block.segment, block.offset + block.nbytes, block.nbytes, live)
             self.nbytes += block.nbytes
         return put
 
     def release(self, put: int, rows: int, had: int) -> None:
         """`rows` rows leave a put, of which they had the fields `had` (a mask); it dies with the last."""
-        self.rows[put] -= rows
+        kinds = self.layout(put).kinds
         less = self._less.get(put)
-        if less is not None:
-            for i, (name, *_) in enumerate(self.layout(put).kinds):
-                if not had & self._sets.bit(name):
+        if less is None:
+            self._leave(put, range(len(kinds)), rows)
+        else:
+            with_it = [bool(had & self._sets.bit(name)) for name, *_ in kinds]
+            self._leave(put, [i for i, yes in enumerate(with_it) if yes], rows)
+            for i, yes in enumerate(with_it):
+                if not yes:
                     less[i] -= rows
-                elif less[i] == self.rows[put]:
-                    self._bury(put, [i])
-        elif not self.rows[put]:
-            self._bury(put, range(len(self.layout(put).kinds)))
+        self.rows[put] -= rows
         if not self.rows[put]:
             self._forget(put)
 
@@ -200,11 +227,10 @@ class PutTable:
         """`rows` rows of a put lose the fields `lost` (a mask), which they had, and keep others."""
         kinds = self.layout(put).kinds
         less = self._less.setdefault(put, [0] * len(kinds))
-        for i, (name, *_) in enumerate(kinds):
-            if lost & self._sets.bit(name):
-                less[i] += rows
-                if less[i] == self.rows[put]:
-                    self._bury(put, [i])
+        losing = [i for i, (name, *_) in enumerate(kinds) if lost & self._sets.bit(name)]
+        self._leave(put, losing, rows)
+        for i in losing:
+            less[i] += rows
 
     def in_segments(self, segments: Iterable[int]) -> dict[int, int]:
         """The puts with a block in any of `segments`, and the mask of the fields of these blocks."""
@@ -248,13 +274,15 @@ class PutTable:
             numbers = np.frombuffer(b"".join([self._data[put] for put in puts.tolist()]), np.uint64)
             numbers = numbers.reshape(len(puts), -1)
             less = [self._less.get(put) for put in puts.tolist()] if self._less else []
+            rows = np.asarray(self.rows)[puts]
             for i, at in enumerate(self._layouts[number].starts[:-1]):
-                live = slice(None)
+                living = rows
                 if less:
-                    alive = (counts is None or counts[i] < self.rows[p] for p, counts in zip(puts, less, strict=True))
-                    live = np.fromiter(alive, bool, len(puts))
-                segment, offset, nbytes = numbers[live, at : at + 3].T
-                self._segments.add_many(self, puts[live], segment, offset + nbytes, nbytes)
+                    living = rows - np.fromiter((counts[i] if counts else 0 for counts in less), np.int64, len(puts))
+                here = living > 0
+                segment, offset, nbytes = numbers[here, at : at + 3].T
+                live = share(nbytes, living[here].astype(np.uint64), numbers[here, 0])
+                self._segments.add_many(self, puts[here], segment, offset + nbytes, nbytes, live)
                 self.nbytes += int(nbytes.sum())
 
     def _store(self, layout: Layout, data: bytes, rows: int) -> int:
@@ -268,15 +296,22 @@ class PutTable:
             self.rows.append(rows)
         return put
 
-    def _bury(self, put: int, blocks: Iterable[int]) -> None:
-        extents = self.layout(put).extents(self._data[put])
+    def _leave(self, put: int, blocks: Iterable[int], rows: int) -> None:
+        """`rows` rows are about to leave these blocks: account for it, and for those that die of it."""
+        total, extents = self.layout(put).extents(self._data[put])
+        less, living = self._less.get(put), self.rows[put]
         for i in blocks:
             segment, _, nbytes = extents[i]
-            self.nbytes -= nbytes
-            self._segments.remove(segment, nbytes)
+            before = living if less is None else living - less[i]
+            live = share(nbytes, before, total)
+            if before > rows:
+                self._segments.thin(segment, live - share(nbytes, before - rows, total))
+            else:
+                self.nbytes -= nbytes
+                self._segments.remove(segment, nbytes, live)
 
     def _forget(self, put: int) -> None:
-        for segment in {segment for segment, *_ in self.layout(put).extents(self._data[put])}:
+        for segment in {segment for segment, *_ in self.layout(put).extents(self._data[put])[1]}:
             self._segments.forget(self, put, segment)
         self._less.pop(put, None)
         self._layout[put], self._data[put] = None, b""

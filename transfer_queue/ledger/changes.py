@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
 
+import msgspec
+
+from transfer_queue.ledger.tags import pack, shown
 from transfer_queue.net.messages import Group as GroupView
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(GroupView).decode
 
 
 class ChangeLog:
@@ -45,6 +53,22 @@ class ChangeLog:
             found.append((uid, final))
         return found[::-1]
 
+    def dump(self) -> Iterator[list[Any]]:
+        """For `load`; see dump.py."""
+        entries = [[uid, seq, _encode(final) if final else None] for uid, (seq, final) in self._entries.items()]
+        yield [self.seq, self.floor, entries]
+
+    def load(self, section: list[Any]) -> None:
+        self.seq, self.floor, entries = section
+        for uid, seq, final in entries:
+            self._entries[uid] = (seq, _view(final) if final is not None else None)
+
     def logical_form(self) -> object:
         """Plain values that are equal for logs that will answer equally."""
         return [self.seq, self.floor, list(self._entries.items())]
+
+
+def _view(data: bytes) -> GroupView:
+    """An ended group: it has no rows whose tags would be packed too."""
+    view = _decode(data)
+    return msgspec.structs.replace(view, tag=shown(pack(view.uid, view.tag)))

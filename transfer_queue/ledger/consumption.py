@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,23 @@ class Consumption:
             self.taken.pop(task, None)
             self.low.pop(task, None)
             self.remembered.pop(task, None)
+
+    def dump(self) -> Iterator[list[Any]]:
+        """For `load`; see dump.py."""
+        for task, taken in self.taken.items():
+            yield ["taken", task, taken.tobytes(), self.low.get(task)]
+        for task, answers in self.remembered.items():
+            yield ["remembered", task, [[key, serials.tobytes()] for key, serials in answers.items()]]
+
+    def load(self, section: list[Any]) -> None:
+        kind, task, *values = section
+        if kind == "taken":
+            taken, low = values
+            self.taken[task] = np.frombuffer(taken, np.int64).copy()
+            if low is not None:
+                self.low[task] = low
+        else:
+            self.remembered[task] = {key: np.frombuffer(serials, np.int64) for key, serials in values[0]}
 
     def logical_form(self, order: RowOrder) -> object:
         """Plain values: the serials consumed and remembered, by task. Equal for states that will behave equally."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 NOTHING = 0
 """The number of the empty set."""
@@ -20,6 +21,7 @@ class FieldSets:
         self.bits: list[int] = [0]
         self._bit: dict[str, int] = {}
         self._number: dict[int, int] = {0: NOTHING}
+        self._members: dict[int, list[str]] = {}
 
     def bit(self, name: str) -> int:
         """The mask of one field; 0 if no row ever had it."""
@@ -44,13 +46,18 @@ class FieldSets:
         return number
 
     def members(self, mask: int) -> list[str]:
-        """The fields of a mask, sorted."""
-        return sorted(name for i, name in enumerate(self.names) if mask >> i & 1)
+        """The fields of a mask, sorted: one list for all who ask, not to be changed."""
+        found = self._members.get(mask)
+        if found is None:
+            found = self._members[mask] = sorted(name for i, name in enumerate(self.names) if mask >> i & 1)
+        return found
 
-    def dump(self) -> object:
-        return [self.names, self.bits]
+    def dump(self) -> list[Any]:
+        """For `load`; see dump.py."""
+        return [self.names, [mask.to_bytes(len(self.names) // 8 + 1, "little") for mask in self.bits]]
 
-    def load(self, names: list[str], bits: list[int]) -> None:
+    def load(self, value: list[Any]) -> None:
+        names, masks = value
         self.mask(names)
-        for mask in bits:
-            self.number(mask)
+        for mask in masks:
+            self.number(int.from_bytes(mask, "little"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from itertools import chain
-from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.ledger.tags import pack
@@ -25,6 +24,9 @@ group, and what the holder had in hand should not run one by one for it."""
 
 
 _NO_ROWS = array("i")
+
+_STATES: dict[str, GroupState] = {state: state for state in (*OUTSTANDING, "trained", "dead")}
+"""One object for all groups in a state."""
 
 
 @dataclass(slots=True)
@@ -152,10 +154,13 @@ class Group:
 
     @classmethod
     def load(cls, value: list[Any]) -> Group:
-        *head, step, packed, parts = value
+        uid, n, order, min_sessions, tag, prompt, since, state, *rest, step, packed, parts = value
         rows = _NO_ROWS if packed == b"" else None if packed is None else array("i", packed)
-        group = cls(*head, None, step, rows)
-        group.state = intern(group.state)
+        attempt, reason, crashes, delivered, prompt_lost = rest
+        group = cls(
+            uid, n, order, min_sessions, tag, prompt, since, _STATES[state], attempt, reason, crashes, delivered
+        )
+        group.prompt_lost, group.step, group.packed = prompt_lost, step, rows
         if parts is not None:
             group._sessions = Sessions(*(dict(items) for items in parts))
         return group

@@ -54,6 +54,19 @@ class LeaseBook:
         self.renew(lease, now)
         return lease
 
+    def restore(
+        self, token: Token, partition: str, task: TaskSpec, holder: str, groups: list[Group], granted: float,
+        deadline: float | None,
+    ) -> None:  # fmt: skip
+        """Put back a lease as it was held when a snapshot was taken."""
+        lease = HeldLease(token, partition, task, holder, granted, deadline, {group.uid: group for group in groups})
+        self.held[token] = lease
+        self._by_holder.setdefault(holder, {})[token] = lease
+        for group in groups:
+            group.lease = lease
+        if deadline is not None:
+            heapq.heappush(self._due, (deadline, token.counter, token))
+
     def renew(self, lease: HeldLease, now: float) -> None:
         """A full ttl from `now`, if it is a clock lease."""
         if lease.task.bind == "clock":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 class ReadyQueue:
@@ -26,6 +26,11 @@ class ReadyQueue:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
+
+    def load(self, members: Iterable[tuple[int, str]]) -> None:
+        """Put (order, uid) pairs into an empty queue."""
+        self._heap = sorted(members)
+        self._members = {uid: order for order, uid in self._heap}
 
     def add(self, order: int, uid: str) -> None:
         if uid not in self._members:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -170,7 +170,8 @@ class RowTable:
         for field in fields:
             bit = self.sets.bit(field)
             place = next(((put, index) for mask, put, index in whole if mask & bit), None)
-            yield (field, *(place if place is not None else self._mixed(bit, at, found)))
+            put, index = place if place is not None else self._mixed(bit, at, found)
+            yield field, put, index
 
     def block_of(self, row: int, field: str) -> tuple[Block, int] | None:
         """The block in which a field of a row lies, and the row in it; None if the row has no such field."""
@@ -199,12 +200,14 @@ class RowTable:
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
-    def dump(self) -> Iterator[object]:
+    def dump(self) -> Iterator[list[Any]]:
         """In slices, for `load`; owners are not in it. See transfer_queue/ledger/dump.py."""
         count = len(self.keys)
         order = np.fromiter(self.ids.values(), np.int32, len(self.ids))
         serials, rows = self.order.after(-1)
-        yield ["puts", self.sets.dump(), self.puts.dump()]
+        yield ["sets", self.sets.dump()]
+        for section in self.puts.dump():
+            yield ["puts", section]
         yield ["table", len(self.places), self._free.tobytes()]
         for at in range(0, count, SLICE):
             end = min(at + SLICE, count)
@@ -214,11 +217,12 @@ class RowTable:
             yield ["keys", order.tobytes()]
         yield ["serials", serials.tobytes(), rows.astype(np.int32).tobytes()]
 
-    def load(self, section: list) -> None:
+    def load(self, section: list[Any]) -> None:
         match section:
-            case ["puts", sets, puts]:
-                self.sets.load(*sets)
-                self.puts.load(*puts)
+            case ["sets", sets]:
+                self.sets.load(sets)
+            case ["puts", puts]:
+                self.puts.load(puts)
             case ["table", places, free]:
                 self.places = [Places(self._capacity) for _ in range(places)]
                 self._free.frombytes(free)

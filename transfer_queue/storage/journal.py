@@ -1,24 +1,28 @@
-"""The controller's journal: an append-only file of accepted mutations, whose replay gives the ledger again.
+"""The controller's journal: append-only files of accepted mutations, whose replay gives the ledger again.
 
-    file    magic(8 bytes: "TQJOURN" and the format version) then records
+    journal                 the records since the last snapshot was begun
+    journal-<first>         older ones, by the number of their first record (16 hexadecimal digits)
+
+    file    magic(8 bytes: "TQJOURN" and the format version) first u64 | guard u32 | then records
     record  length u32 | guard u32 | digest u64 | payload[length]
 
-All integers are little-endian. `payload` is the msgpack form of `Record`, `digest` its xxh3-64, and `guard` the
-xxh32 of the four length bytes, so that a damaged length is never taken for the end of the file. The first record, and
-the first of every later life of the controller, is a `Life` with format version, run id and epoch. Sequence numbers are
-consecutive from 1.
+All integers are little-endian. `payload` is the msgpack form of `Record`, `digest` its xxh3-64; a guard is the xxh32 of
+the number before it, so that a damaged length is never taken for the end of the file. The first record of all, and the
+first of every later life of the controller, is a `Life` with format version, run id and epoch. Record numbers are
+consecutive from 1, through all files; `first` is that of the file's first record.
 
-What may be missing: a process that is killed leaves at most one incomplete record at the end (torn, cut off when the
-file is opened again); nobody got an answer for it. Any other difference is damage, and opening raises Corrupt.
+What may be missing: a process that is killed leaves at most one incomplete record at the end of the newest file (torn,
+cut off when the file is opened again); nobody got an answer for it. Any other difference is damage, and reading raises
+Corrupt.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 import xxhash
@@ -34,6 +38,12 @@ MAX_RECORD = 1 << 28
 """No message of the control plane comes near; a longer length is damage."""
 
 _HEAD = struct.Struct("<IIQ")
+_FIRST = struct.Struct("<QI")
+
+HEADER = len(MAGIC) + _FIRST.size
+
+Sections = Callable[[], Iterable[list[Any]]]
+"""Gives the controller's state of now, in sections (ledger/dump.py)."""
 
 
 class JournalLike(Protocol):
@@ -43,17 +53,24 @@ class JournalLike(Protocol):
         """Write one record. An exception is final: the controller must end, since memory is ahead of the journal."""
         ...
 
+    def settle(self, sections: Sections) -> None:
+        """Called when the state is the one after the last record: a snapshot may be taken."""
+        ...
+
     def close(self) -> None: ...
 
 
 class MemoryJournal:
-    """Keeps the records in a list: for tests and for a queue that lives and dies with one process."""
+    """Keeps the records in a list: for tests."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
     def append(self, record: Record) -> None:
         self.records.append(record)
+
+    def settle(self, sections: Sections) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -65,6 +82,9 @@ class NullJournal:
     def append(self, record: Record) -> None:
         pass
 
+    def settle(self, sections: Sections) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -72,30 +92,41 @@ class NullJournal:
 class Journal:
     """Appends records to a file.
 
-    Invariant: the file is, at every moment, the magic and whole records, then at most one incomplete record; what
+    Invariant: the file is, at every moment, the header and whole records, then at most one incomplete record; what
     `append` returned from is in the operating system's hands (a killed process loses nothing), and on the disk if
     `fsync` is set (a dead machine loses nothing either).
     """
 
-    def __init__(self, path: str | Path, *, fsync: bool = False) -> None:
-        """Open `path` for appending, and make it if need be. Call `read_journal` first: it cuts a torn end off."""
+    def __init__(self, path: str | Path, *, first: int = 1, fsync: bool = False) -> None:
+        """Open `path` for appending, and make it if need be, for records from number `first` on. Call `read_journals`
+        before: it cuts a torn end off."""
         self.path = Path(path)
         self._fsync = fsync
         self._encoder = msgspec.msgpack.Encoder()
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        if os.fstat(self._fd).st_size == 0:
-            self._write(MAGIC)
+        self._open(first)
 
     def append(self, record: Record) -> None:
         """Write one record. Raises OSError (disk full, ...), after which this journal must not be used any more."""
         payload = self._encoder.encode(record)
         self._write(frame(payload))
 
+    def rotate(self, first: int) -> None:
+        """Give the file its name for later, and begin a new one for records from number `first` on."""
+        self.close()
+        before = _read_first(self.path)
+        os.rename(self.path, rotated(self.path, before))
+        self._open(first)
+
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _open(self, first: int) -> None:
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if os.fstat(self._fd).st_size == 0:
+            self._write(header(first))
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -105,44 +136,90 @@ class Journal:
             os.fdatasync(self._fd)
 
 
+def header(first: int) -> bytes:
+    """The beginning of a file."""
+    return MAGIC + _FIRST.pack(first, xxhash.xxh32_intdigest(first.to_bytes(8, "little")))
+
+
 def frame(payload: bytes) -> bytes:
     """A payload as it stands in the file."""
     length = len(payload)
     return _HEAD.pack(length, _guard(length), xxhash.xxh3_64_intdigest(payload)) + payload
 
 
-def read_journal(path: str | Path, *, run: str | None = None, repair: bool = True) -> Iterator[Record]:
-    """The records of a journal, in order; nothing if there is no file.
+def rotated(path: Path, first: int) -> Path:
+    """The name of an older file."""
+    return path.with_name(f"{path.name}-{first:016x}")
 
-    A torn record at the end is cut off the file once all others were yielded (with `repair`). Raises Corrupt with the
-    offset for any other damage, another format version, or a journal of another run.
-    """
+
+def journal_files(path: str | Path) -> list[tuple[int, Path]]:
+    """(first record, file) of the journal at `path` and of the older ones beside it, oldest first. Raises Corrupt."""
     path = Path(path)
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    end = yield from _records(path, data, run)
-    if end < len(data) and repair:
-        os.truncate(path, end)
+    older = [file for file in path.parent.glob(f"{path.name}-*") if len(file.name) == len(path.name) + 17]
+    files = sorted((int(file.name[-16:], 16), file) for file in older)
+    if path.exists() and path.stat().st_size >= HEADER:
+        files.append((_read_first(path), path))
+    elif path.exists():  # torn at its very beginning
+        data = path.read_bytes()
+        if not MAGIC.startswith(data[: len(MAGIC)]):
+            _check_magic(path, data)
+        os.truncate(path, 0)
+    return files
 
 
-def _records(path: Path, data: bytes, run: str | None) -> Iterator[Record]:
-    """Yields the records; returns the offset at which whole records end."""
-    if len(data) < len(MAGIC) and MAGIC.startswith(data):
-        return 0
+def sync_journals(path: Path) -> None:
+    """Let all files but the newest be on the disk, as a snapshot that follows them will be."""
+    for _, file in journal_files(path):
+        if file != path:
+            fd = os.open(file, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+
+
+def read_journals(path: str | Path, *, after: int = 0, run: str | None = None) -> Iterator[Record]:
+    """The records with numbers above `after`, in order; nothing if there is no file.
+
+    A torn record at the end is cut off the newest file once all others were yielded. Raises Corrupt with the offset for
+    any other damage, another format version, a journal of another run, or if the records right after `after` are gone.
+    """
+    files = journal_files(path)
+    first = max((i for i, (number, _) in enumerate(files) if number <= after + 1), default=None)
+    if first is None:
+        if not files and not after:
+            return
+        if not files:
+            raise Corrupt(f"the journal {path} is gone, and with it the records from {after + 1} on. {ADVICE}")
+        raise Corrupt(f"{files[0][1]} begins with record {files[0][0]}; those from {after + 1} on are gone. {ADVICE}")
+    expected = files[first][0]
+    for i, (number, file) in enumerate(files[first:], first):
+        if number != expected:
+            raise Corrupt(f"{file} begins with record {number}, expected {expected}: records are missing. {ADVICE}")
+        data = file.read_bytes()
+        end, expected = yield from _records(file, data, number, after, run)
+        if end < len(data):
+            if i + 1 < len(files):
+                raise Corrupt(f"{file}: cut at byte {end}, though it is not the newest journal. {ADVICE}")
+            os.truncate(file, end)
+    if expected <= after:
+        raise Corrupt(f"{files[-1][1]} ends before record {after}: records are missing. {ADVICE}")
+
+
+def _records(path: Path, data: bytes, first: int, after: int, run: str | None) -> Iterator[Record]:
+    """Yields the records above `after`; returns the offset at which whole records end, and the number of the next."""
     _check_magic(path, data)
     decoder = msgspec.msgpack.Decoder(Record)
-    at, seq = len(MAGIC), 0
+    at, seq = HEADER, first
     while (payload := _payload(path, data, at)) is not None:
         try:
             record = decoder.decode(payload)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"{path}: the record at byte {at} is none of format {FORMAT}: {error}") from error
-        seq += 1
         _check_order(path, at, seq, record, run)
-        yield record
+        if seq > after:
+            yield record
+        seq += 1
         at += _HEAD.size + len(payload)
-    return at
+    return at, seq
 
 
 def _payload(path: Path, data: bytes, at: int) -> memoryview | None:
@@ -153,13 +230,40 @@ def _payload(path: Path, data: bytes, at: int) -> memoryview | None:
     if guard != _guard(length) or length > MAX_RECORD:
         if not any(data[at:]):
             return None  # a machine that died may leave zeros where the last record would have been
-        raise Corrupt(f"{path}: damaged at byte {at}: the length of a record does not match its guard. {_ADVICE}")
+        raise Corrupt(f"{path}: damaged at byte {at}: the length of a record does not match its guard. {ADVICE}")
     payload = memoryview(data)[at + _HEAD.size : at + _HEAD.size + length]
     if len(payload) < length:
         return None
     if xxhash.xxh3_64_intdigest(payload) != digest:
-        raise Corrupt(f"{path}: damaged: the record at byte {at} ({length} bytes) does not match its digest. {_ADVICE}")
+        raise Corrupt(f"{path}: damaged: the record at byte {at} ({length} bytes) does not match its digest. {ADVICE}")
     return payload
+
+
+def read_frame(path: Path, file: BinaryIO) -> bytes | None:
+    """The payload of the frame where `file` stands; None if the file ends before it does. Raises Corrupt."""
+    at, head = file.tell(), file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    length, guard, digest = _HEAD.unpack(head)
+    if guard != _guard(length):
+        raise Corrupt(f"{path}: damaged at byte {at}: a length does not match its guard")
+    payload = file.read(length)
+    if len(payload) < length:
+        return None
+    if xxhash.xxh3_64_intdigest(payload) != digest:
+        raise Corrupt(f"{path}: damaged: the {length} bytes from {at} on do not match their digest")
+    return payload
+
+
+def _read_first(path: Path) -> int:
+    """The number of a file's first record."""
+    with path.open("rb") as file:
+        data = file.read(HEADER)
+    _check_magic(path, data)
+    first, guard = _FIRST.unpack_from(data, len(MAGIC))
+    if guard != xxhash.xxh32_intdigest(first.to_bytes(8, "little")):
+        raise Corrupt(f"{path}: damaged: its header does not match its guard. {ADVICE}")
+    return first
 
 
 def _check_magic(path: Path, data: bytes) -> None:
@@ -181,7 +285,10 @@ def _check_order(path: Path, at: int, seq: int, record: Record, run: str | None)
         raise Corrupt(f"{path} belongs to run {life.run!r}, not to {run!r}; start in that run's directory")
 
 
-_ADVICE = "Restore the file from a copy, or remove it and resume from a checkpoint (what was done since is redone)."
+ADVICE = (
+    "Restore the file from a copy, or remove the journal and the snapshots beside it and resume from a checkpoint: "
+    "what was done since is redone."
+)
 
 
 def _guard(length: int) -> int:
