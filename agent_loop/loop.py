@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from agent_loop.llm.protocol import LLMClient, SamplingParams, StopReason
 from agent_loop.plugins import PluginError, Registry
 from agent_loop.rendering.chat import ChatTokenizer
-from agent_loop.rendering.images import ImageRenderer, has_images
+from agent_loop.rendering.images import ImageRenderer, media_shown
 from agent_loop.seeds import derive_seed
 from agent_loop.threads import in_daemon_thread
 from agent_loop.tools.base import Tool
@@ -98,7 +98,7 @@ class AgentContext:
     async def begin(self, row: Mapping[str, Any], tools: Sequence[dict[str, Any]] = ()) -> Trajectory:
         """A trajectory with the row's messages as its prompt, images by the model's processor. `tools` are JSON
         schemas. Raises RenderingError."""
-        if self.images is None or not has_images(row):
+        if self.images is None or "image" not in media_shown(row):
             return Trajectory(prompt_ids=self.chat.render_prompt(row["raw_prompt"], tools))
         render = partial(self.images.render, row, tools)
         prompt = await in_daemon_thread(render, "image processor")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +26,11 @@ Message = dict[str, Any]
 
 _ASKED, _ANSWERED = "a question", "AN-ANSWER-OF-THE-ASSISTANT"
 """A made-up turn, in whose place the real history stands."""
+_MEDIA = {
+    "image": "image", "image_url": "image", "video": "video", "video_url": "video", "audio": "audio",
+    "audio_url": "audio", "input_audio": "audio",
+}  # fmt: skip
+"""Type of a part -> what it is, in the words of several chat APIs."""
 _OURS = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -98,8 +103,8 @@ class ChatTokenizer:
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The conversation and the generation prompt of the assistant's next turn. `tools` are JSON schemas. Raises
-        RenderingError for messages with images, which a tokenizer alone would leave as a placeholder each."""
-        _refuse_images(messages)
+        RenderingError for messages with media, which a tokenizer alone would leave as a placeholder each."""
+        refuse_media(messages, _MEDIA.values())
         return self.encode(self.prompt_text(messages, tools))
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -181,17 +186,24 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+def media_of(message: Message) -> list[str]:
+    """The kinds of its parts that are no text: "image", "video", "audio"."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return [_MEDIA[part["type"]] for part in parts if isinstance(part, dict) and part.get("type") in _MEDIA]
+
+
 def is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("image", "image_url")
+    return isinstance(part, dict) and _MEDIA.get(part.get("type", "")) == "image"
 
 
-def _refuse_images(messages: Sequence[Message]) -> None:
+def refuse_media(messages: Sequence[Message], kinds: Collection[str]) -> None:
+    """Raises RenderingError for a message with media of these kinds."""
     for number, message in enumerate(messages, 1):
-        content = message.get("content")
-        if isinstance(content, list) and any(map(is_image, content)):
+        if found := [kind for kind in media_of(message) if kind in kinds]:
             raise RenderingError(
-                f"message {number} has an image; that takes a model directory with a processor, and an agent loop that "
-                "begins with `await ctx.begin(row)`"
+                f"message {number} has {found[0]}s among its parts; a prompt may have images, where the model "
+                "directory has a processor and the agent loop begins with `await ctx.begin(row)`, and nothing else besides text"
             )
 
 

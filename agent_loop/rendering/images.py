@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from agent_loop.rendering.chat import ChatTokenizer, Message, RenderingError, is_image
+from agent_loop.rendering.chat import ChatTokenizer, Message, RenderingError, is_image, media_of, refuse_media
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 IMAGE_MARK = "<image>"
@@ -54,9 +54,11 @@ def with_parts(messages: Sequence[Message], images: Sequence[Any] | None) -> lis
     return [_split(message) if images else dict(message) for message in messages]
 
 
-def has_images(row: Mapping[str, Any]) -> bool:
-    """Whether a prompt row shows the model an image (one in its column alone is for the agent loop)."""
-    return any(is_image(part) for message in with_parts(row["raw_prompt"], row.get("images")) for part in _of(message))
+def media_shown(row: Mapping[str, Any], *, marks: bool = True) -> set[str]:
+    """What a prompt row shows the model: "image", "video", "audio" (what is in its columns alone is for the agent
+    loop). `marks`: whether they count."""
+    messages = with_parts(row["raw_prompt"], row.get("images") if marks else None)
+    return {kind for message in messages for kind in media_of(message)}
 
 
 class ImageRenderer:
@@ -76,6 +78,7 @@ class ImageRenderer:
         messages = with_parts(row["raw_prompt"], row.get("images"))
         images = _matched(messages, list(row.get("images") or ()))
         bare = [{**message, "content": _bare(message.get("content"))} for message in messages]
+        refuse_media(bare, ("video", "audio"))
         text = self._chat.prompt_text(bare, tools)
         key = _digest(text, images)
         with self._busy:

@@ -11,7 +11,7 @@ from agent_loop.loop import AGENT_LOOPS
 from agent_loop.loops.tool import selected_tools
 from agent_loop.plugins import PluginError, is_path_spec, load_from_file
 from agent_loop.rendering.chat import ChatTokenizer, RenderingError
-from agent_loop.rendering.images import has_images, has_processor
+from agent_loop.rendering.images import has_processor, media_shown
 from agent_loop.tools.base import Tool, load_tool, tool_schema
 from streamrl.config import StreamRLConfig
 from streamrl.config.sections.data import DataConfig
@@ -69,10 +69,11 @@ def _check(config: StreamRLConfig) -> Callable[[dict[str, Any], Place], None]:
 
     def check(row: dict[str, Any], place: Place) -> None:
         names.check(row, place)
-        if has_images(row if marks_count else {**row, "images": None}):
+        if media := media_shown(row, marks=marks_count):
             raise DatasetError(
-                f"{place}: the messages show the model an image; training engines and the servers of "
-                f"{rollout.name} take text alone. Leave such rows out; images beside the messages reach the agent loop"
+                f"{place}: the messages show the model {' and '.join(sorted(media))}; training engines and the "
+                f"servers of {rollout.name} take text alone. Leave such rows out; what is beside the messages reaches "
+                "the agent loop"
             )
 
     return check

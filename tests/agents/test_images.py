@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken
 
 from agent_loop.rendering.chat import ChatTokenizer, RenderingError
-from agent_loop.rendering.images import ImageRenderer, has_images, has_processor
+from agent_loop.rendering.images import ImageRenderer, has_processor, media_shown
 from tests.agents.fakes import FakeServer, byte_tokenizer, says
 from tests.agents.farm import farm
 
@@ -111,6 +111,7 @@ def test_each_image_is_as_many_placeholders_as_it_takes(
         (asks(image(), image(), images=[b"one"]), "have 2 images .*, the row has 1"),
         (asks(image(image="https://example.org/a.png")), "image 1 is a URL, and nothing is downloaded"),
         (asks(image(image=3)), "image 1 is a int"),
+        (asks(image(image=b"png"), {"type": "video"}), "message 1 has videos among its parts"),
         (asks(image(image=b"none")), "image 1: 4 bytes that are no readable image"),
         (asks(image(path="nowhere.png")), "image 1: nowhere.png cannot be read: No such file"),
         (asks(image(image="data:image/png;base64,?")), "image 1: its data: URL is not base64"),
@@ -122,8 +123,9 @@ def test_an_image_that_cannot_be_had_says_why(renderer: ImageRenderer, row: dict
 
 
 def test_images_beside_a_text_are_the_agents_own() -> None:
-    assert not has_images(asks("look at it", images=[b"an image"]))
-    assert not has_images(asks("what is <image> in HTML?"))
+    assert not media_shown(asks("look at it", images=[b"an image"]))
+    assert not media_shown(asks("what is <image> in HTML?"))
+    assert media_shown(asks(text("look"), image(), {"type": "input_audio"})) == {"image", "audio"}
 
 
 def test_a_processor_that_is_none_is_named(tmp_path: Path, chat: ChatTokenizer) -> None:
@@ -176,6 +178,6 @@ def test_an_image_for_a_model_without_a_processor_fails_the_session_with_the_rea
             await f.admit(["seen"], **asks(text("what is it?"), image(image=b"png")))
             f.start()
             group = (await f.settled(1, wait=60))["seen"]
-            assert "message 1 has an image; that takes a model directory with a processor" in group.reason
+            assert "message 1 has images among its parts; a prompt may have images, where the model" in group.reason
 
     asyncio.run(main())

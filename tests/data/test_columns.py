@@ -135,13 +135,14 @@ def test_a_custom_dataset_that_gives_no_rows_is_named(tmp_path: Path, name: str,
     ("change", "processor", "fits"),
     [
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "images": ["a.png"]}, False, False),
+        ({"prompt": [{"role": "user", "content": [{"type": "video_url", "text": "x"}]}]}, True, False),
         ({"prompt": "<image> 1?", "images": ["a.png"]}, True, False),
         ({"prompt": "<image> 1?", "images": ["a.png"]}, False, True),
         ({"prompt": "1?", "images": ["a.png"]}, True, True),
         ({"prompt": "<image> 1?"}, True, True),
     ],
 )
-def test_rows_that_show_the_model_an_image_are_refused_because_no_engine_takes_it(
+def test_rows_that_show_the_model_more_than_text_are_refused_because_no_engine_takes_it(
     tmp_path: Path, change: dict[str, Any], processor: bool, fits: bool
 ):
     model = tmp_path / "model"
@@ -154,5 +155,5 @@ def test_rows_that_show_the_model_an_image_are_refused_because_no_engine_takes_i
     if fits:
         assert len(train_dataset(config)) == 1
     else:
-        with pytest.raises(DatasetError, match="line 1: the messages show the model an image; training engines and"):
+        with pytest.raises(DatasetError, match="line 1: the messages show the model (image|video); training"):
             train_dataset(config)
