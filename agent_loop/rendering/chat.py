@@ -203,7 +203,8 @@ def refuse_media(messages: Sequence[Message], kinds: Collection[str]) -> None:
         if found := [kind for kind in media_of(message) if kind in kinds]:
             raise RenderingError(
                 f"message {number} has {found[0]}s among its parts; a prompt may have images, where the model "
-                "directory has a processor and the agent loop begins with `await ctx.begin(row)`, and nothing else besides text"
+                "directory has a processor and the agent loop begins with `await ctx.begin(row)`, and nothing else "
+                "besides text"
             )
 
 
