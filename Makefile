@@ -10,13 +10,14 @@ PYTEST_ARGS ?=
 # Every torch process runs one thread: two beside a busy process are a hundred times slower on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv demo test slow lint clean
+.PHONY: help venv verl-env demo test slow lint clean
 
 help:
 	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
 	@echo "make test    the test suite (PYTEST_ARGS='tests/config -k ...' narrows it)"
 	@echo "make slow    the tests that take longer: whole jobs under Ray, kills"
 	@echo "make lint    ruff, types, import direction"
+	@echo "make verl-env  an environment with verl, whose own classes tests/queue/test_verl.py runs"
 	@echo "make venv    only the environment, in .venv"
 	@echo "make clean   removes .venv and caches; keeps runs/"
 
@@ -49,6 +50,9 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	@touch $@
+
+verl-env: venv
+	$(BIN)/python tests/queue/verl/environment.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
