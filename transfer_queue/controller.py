@@ -60,6 +60,7 @@ class ControllerServer:
         self._away: dict[str, asyncio.TimerHandle] = {}
         self._answers: list[tuple[str, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._paging: asyncio.Handle | None = None
         self._nuisance = Nuisance(log, "a malformed message was ignored")
         self._core = make_core(self._send)
         make = [_listener_at(endpoint, key) for endpoint in endpoints]
@@ -69,9 +70,9 @@ class ControllerServer:
         self._turn_ends()
 
     def close(self) -> None:
-        handles = [*self._away.values(), *self._watched.values(), *([self._timer] if self._timer else [])]
-        for handle in handles:
-            handle.cancel()
+        for handle in (*self._away.values(), *self._watched.values(), self._timer, self._paging):
+            if handle is not None:
+                handle.cancel()
         self._listener.close()
         self._core.close()
 
@@ -96,7 +97,16 @@ class ControllerServer:
                 if not self._listener.send(client, frame):
                     log.debug("client %s is not connected; its answer was dropped", _short(client))
             self._listener.flush()
+        if self._core.pages and self._paging is None:
+            self._paging = self._loop.call_soon(self._page)
         self._arm()
+
+    def _page(self) -> None:
+        """One part of a long answer, then whoever has asked meanwhile."""
+        self._paging = None
+        if self._core.pages:
+            self._core.pages.step()
+        self._turn_ends()
 
     def _refuse(self, why: str) -> None:
         self._nuisance.note(why)
@@ -207,7 +217,7 @@ async def serve_controller(
     def make_core(send: Callable[[str, Response], None]) -> ControllerCore:
         core = ControllerCore.recover(
             directory / "journal", send=send, now=time.monotonic(), run=run, key=key,
-            segment_bytes=segment_bytes, fsync=fsync, fork=True, fetching=fetching,
+            segment_bytes=segment_bytes, fsync=fsync, fork=True, fetching=fetching, paged=True,
         )  # fmt: skip
         core.absences.after = unit_lost_after
         return core

@@ -41,6 +41,7 @@ from transfer_queue.net.messages import (
     VERSION,
     Admit,
     Bye,
+    Changes,
     ClearPartition,
     Commit,
     Committed,
@@ -54,6 +55,7 @@ from transfer_queue.net.messages import (
     Keep,
     Lease,
     Life,
+    Listing,
     ListKeys,
     Located,
     Lookup,
@@ -76,6 +78,7 @@ from transfer_queue.net.messages import (
     Watch,
     Welcome,
 )
+from transfer_queue.pages import GROUPS, ROWS, Pages
 from transfer_queue.parking import Parked, Parking, Replies, Waiting
 from transfer_queue.recovery import recover, sections
 from transfer_queue.storage.history import History
@@ -126,6 +129,7 @@ class ControllerCore:
         run: str = "",
         key: str = "",
         fetching: Fetching | None = None,
+        paged: bool = False,
     ) -> None:
         """With an empty `run` or `key`, Hello is not checked against it."""
         self.ledger = ledger
@@ -135,6 +139,7 @@ class ControllerCore:
         self._clients: dict[str, str] = {}  # identity -> Hello name
         self._seq = 0
         self._parking = Parking()
+        self.pages = Pages(send) if paged else None
         self._fetching = fetching if fetching is not None else Fetching()
         self._replies = Replies()
         self.absences = Absences()  # of storage units; set `after` to change when one is given up
@@ -156,6 +161,7 @@ class ControllerCore:
         fsync: bool = False,
         fork: bool = False,
         fetching: Fetching | None = None,
+        paged: bool = False,
     ) -> ControllerCore:
         """A core that goes on where the journal at `journal_path`, with the snapshots beside it, ends, in a new life;
         makes the file if need be. `fork`: see History.
@@ -174,6 +180,7 @@ class ControllerCore:
             run=run,
             key=key,
             fetching=fetching,
+            paged=paged,
         )
         core._seq, core._replies = seq, state.replies
         core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)
@@ -214,6 +221,8 @@ class ControllerCore:
         if name is None:
             return
         self._parking.forget_client(client)
+        if self.pages is not None:
+            self.pages.forget_client(client)
         for unit in [number for number, unit in self._grants.units.items() if unit.client == client]:
             self.absences.left(unit, now)
         self._grants.client_gone(client)
@@ -262,7 +271,11 @@ class ControllerCore:
         return Welcome(epoch=self.ledger.epoch, units=[unit.info for unit in self._grants.units.values()])
 
     def _serve(self, client: str, request: Request, now: float) -> Reply | None:
-        """The answer, or None if the request was parked. Raises QueueError."""
+        """The answer, or None if the request was parked, or is answered in parts. Raises QueueError."""
+        parts = self._parts(request.body)
+        if parts is not None and self.pages is not None:
+            self.pages.begin(client, request.id, parts)
+            return None
         match request.body:
             case Admit() | Lease() | Watch() | Lookup() | Find() | Fetch() | SegmentRequest() as body:
                 reply = self._attempt(body, client, request.id, now)
@@ -284,6 +297,16 @@ class ControllerCore:
                 if isinstance(body, ClearPartition | ResetConsumption):
                     self._fetching.forget(body.partition)
                 return reply
+
+    def _parts(self, body: Mutation | Query) -> Iterator[Listing | Changes] | None:
+        """The answer in parts, if it is long enough for that."""
+        match body:
+            case ListKeys() if self.pages is not None:
+                return self.ledger.listing_parts(body.partition, ROWS)
+            case Watch() if self.pages is not None:
+                return self.ledger.snapshot_parts(body.partition, body.since, GROUPS)
+            case _:
+                return None
 
     def _accept(self, mutation: Mutation, now: float, client: str = "", request: int = 0) -> Reply:
         """Apply a mutation and journal it. Raises QueueError, with nothing changed."""

@@ -16,7 +16,7 @@ controller comes back after its death.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from transfer_queue.errors import Invalid, NotFound, QueueError
@@ -136,6 +136,21 @@ class Ledger:
         shown = [name for name in self.partitions if not name.startswith(UNNAMED)]
         names = shown if partition is None else [partition]
         return m.Listing(partitions={name: queries.listing(self.partition(name)) for name in names})
+
+    def listing_parts(self, partition: str | None, size: int) -> Iterator[m.Listing] | None:
+        """`listing` in pieces, if it has more than `size` rows."""
+        shown = [name for name in self.partitions if not name.startswith(UNNAMED)]
+        partitions = [self.partition(name) for name in (shown if partition is None else [partition])]
+        if sum(len(p.rows.ids) for p in partitions) <= size:
+            return None
+        pieces = [(p.name, queries.listing_parts(p, size)) for p in partitions]
+        return (m.Listing(partitions={name: piece}) for name, parts in pieces for piece in parts)
+
+    def snapshot_parts(self, partition: str, since: int, size: int) -> Iterator[m.Changes] | None:
+        """`changes` in pieces, if it is a snapshot of more than `size` groups."""
+        p = self.partition(partition)
+        told = p.changes.floor <= since <= p.changes.seq
+        return None if told or p.outstanding() <= size else queries.snapshot_parts(p, size)
 
     def changes(self, partition: str, since: int) -> m.Changes:
         """Groups changed after `since`, each once with its state of now; a snapshot if that is too long ago, or -1."""

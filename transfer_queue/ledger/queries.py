@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -69,6 +69,30 @@ def listing(p: Partition) -> dict[str, Tag]:
     """Keys and tags of the visible rows."""
     visible = ((key, row) for key, row in p.rows.ids.items() if not (key.startswith(UNNAMED) or hidden(p, row)))
     return {key: shown(p.rows.tags[row]) for key, row in visible}
+
+
+def listing_parts(p: Partition, size: int) -> Iterator[dict[str, Tag]]:
+    """`listing` in pieces of `size` rows, of those that there are now; at least one piece."""
+    rows = list(p.rows.ids.values())
+
+    def part(at: int) -> dict[str, Tag]:
+        here = [(p.rows.keys[row], row) for row in rows[at : at + size]]
+        shows = ((key, row) for key, row in here if p.rows.ids.get(key) == row and not key.startswith(UNNAMED))
+        return {key: shown(p.rows.tags[row]) for key, row in shows if not hidden(p, row)}
+
+    return map(part, range(0, max(1, len(rows)), size))
+
+
+def snapshot_parts(p: Partition, size: int) -> Iterator[Changes]:
+    """A snapshot in pieces of `size` groups, of those that there are now, as they are when their turn comes."""
+    live = list(chain.from_iterable(p.by_state[state].values() for state in OUTSTANDING))
+    seq = p.changes.seq
+
+    def part(at: int) -> Changes:
+        still = (g for g in live[at : at + size] if g.state in OUTSTANDING and p.groups.get(g.uid) is g)
+        return Changes(seq=seq, groups=[p.view(group) for group in still], depth=p.depth(), snapshot=True)
+
+    return map(part, range(0, max(1, len(live)), size))
 
 
 def changes(p: Partition, since: int) -> Changes:

@@ -9,9 +9,7 @@ from typing import Any
 from transfer_queue.errors import Disconnected
 from transfer_queue.net.messages import (
     VERSION,
-    FreeSegments,
     Hello,
-    MakeSegments,
     Mutation,
     Push,
     Query,
@@ -65,7 +63,7 @@ class LocalTransport:
 
     def deliver(self, response: Response) -> None:
         body = response.body
-        if isinstance(body, (MakeSegments, FreeSegments)):
+        if isinstance(body, Push):
             self.on_push(body)
             return
         if isinstance(body, Welcome):

@@ -525,6 +525,13 @@ class Changes(Message, tag=True):
     snapshot: bool = False
 
 
+class Part(Message, tag=True):
+    """Part number `index` of a long answer; without a body, it is the end. A new number 0 begins the answer anew."""
+
+    index: int
+    body: Listing | Changes | None = None
+
+
 class PartitionStats(Message):
     depth: dict[str, int]  # groups by state; terminal states count since the start
     rows: int
@@ -583,6 +590,7 @@ Reply = (
     | Leased
     | Listing
     | Changes
+    | Part
     | QueueStats
     | Granted
     | Restored

@@ -29,9 +29,7 @@ from transfer_queue.net.messages import (
     VERSION,
     Bye,
     Failed,
-    FreeSegments,
     Hello,
-    MakeSegments,
     Mutation,
     Push,
     Query,
@@ -219,14 +217,14 @@ class SocketTransport:
             return
         body = response.body
         if response.id == 0:
-            if isinstance(body, (MakeSegments, FreeSegments)):
+            if isinstance(body, Push):
                 self.on_push(body)
         elif response.id == self._hello:
             self._welcome(body)
         elif isinstance(body, Failed) and body.message == SAY_HELLO:
             self._ready = False  # a controller that has restarted does not know us yet
             self._greet()
-        elif not isinstance(body, (MakeSegments, FreeSegments)):
+        elif not isinstance(body, Push):
             orphan = self._waiters.answer(response.id, body)
             if orphan is not None:
                 self.on_orphan(orphan, body)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from transfer_queue.errors import DeadlineExceeded, QueueError
 from transfer_queue.net.codec import error_of
-from transfer_queue.net.messages import Failed, Mutation, Query, Reply
+from transfer_queue.net.messages import Changes, Failed, Listing, Mutation, Part, Query, Reply
 
 MAX_ORPHANS = 1000
 """Requests given up whose answer may still come."""
@@ -23,6 +23,7 @@ class Waiting:
     future: asyncio.Future[Reply]
     asked: float
     timeout: float
+    parts: list[Listing | Changes] = field(default_factory=list)  # of its answer, so far
 
     @property
     def deadline(self) -> float:
@@ -67,6 +68,11 @@ class Waiters:
 
     def answer(self, request: int, reply: Reply) -> Any:
         """Wake the asker; or give back the body that nobody waits for any more."""
+        if isinstance(reply, Part):
+            whole = self._collect(request, reply)
+            if whole is None:
+                return None
+            reply = whole
         waiting = self.waiting.pop(request, None)
         if waiting is None:
             return self._orphans.pop(request, None)
@@ -76,6 +82,20 @@ class Waiters:
             waiting.future.set_exception(error_of(reply))
         else:
             waiting.future.set_result(reply)
+        return None
+
+    def _collect(self, request: int, part: Part) -> Reply | None:
+        """The whole answer once its last part has come. Parts that do not follow are those of an earlier attempt."""
+        waiting = self.waiting.get(request)
+        if waiting is None:
+            return None
+        if part.index == 0:
+            waiting.parts.clear()
+        if part.index != len(waiting.parts):
+            return None
+        if part.body is None:
+            return joined(waiting.parts)
+        waiting.parts.append(part.body)
         return None
 
     def fail(self, error: QueueError) -> None:
@@ -113,3 +133,19 @@ class Waiters:
         deadline = min((waiting.deadline for waiting in open_ if not waiting.future.done()), default=None)
         if deadline is not None:
             self._set_timer(deadline)
+
+
+def joined(parts: list[Listing | Changes]) -> Reply:
+    """A listing, or a snapshot with its oldest groups first, from its parts."""
+    if isinstance(parts[0], Changes):
+        changes = [part for part in parts if isinstance(part, Changes)]
+        groups = sorted(
+            (group for part in changes for group in part.groups), key=lambda group: (group.order, group.uid)
+        )
+        return Changes(seq=changes[0].seq, groups=groups, depth=changes[-1].depth, snapshot=True)
+    partitions: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        assert isinstance(part, Listing)
+        for name, rows in part.partitions.items():
+            partitions.setdefault(name, {}).update(rows)
+    return Listing(partitions)

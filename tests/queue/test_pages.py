@@ -1,0 +1,145 @@
+"""Long answers come in parts: others are served in between, and what happens meanwhile is not lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from transfer_queue.controller_core import ControllerCore
+from transfer_queue.ledger import Ledger
+from transfer_queue.net import messages as m
+from transfer_queue.net.codec import decode_response, encode
+from transfer_queue.net.waiters import Waiters
+from transfer_queue.pages import GROUPS, ROWS
+from transfer_queue.storage.journal import MemoryJournal
+
+COUNT = 2 * ROWS + 100
+
+
+class Paged:
+    """A core that answers in parts, and what a client makes of its answers."""
+
+    def __init__(self) -> None:
+        self.core = ControllerCore(Ledger(), send=self._deliver, journal=MemoryJournal(), paged=True)
+        self.waiters = Waiters("reader", "the core", str)
+        self.ask(m.Hello(m.VERSION, "", "", "reader"))
+
+    def ask(self, body: m.Mutation | m.Query) -> asyncio.Future[m.Reply]:
+        request, waiting = self.waiters.add(body, 60.0)
+        self.core.handle("reader", m.Request(request, body), 0.0)
+        return waiting.future
+
+    def put(self, *keys: str) -> None:
+        self.ask(m.Commit("p", list(keys), tags=[{"key": key} for key in keys])).result()
+
+    def step(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            assert self.core.pages is not None
+            self.core.pages.step()
+
+    def _deliver(self, client: str, response: m.Response) -> None:
+        response = decode_response(encode(response))
+        assert not isinstance(response.body, m.MakeSegments | m.FreeSegments)
+        self.waiters.answer(response.id, response.body)
+
+
+@pytest.fixture
+async def paged():
+    paged = Paged()
+    paged.put(*(f"k{i}" for i in range(COUNT)))
+    return paged
+
+
+async def test_a_long_listing_comes_in_parts_and_others_are_answered_in_between(paged):
+    listing = paged.ask(m.ListKeys("p"))
+    for _ in range(3):
+        assert not listing.done()
+        paged.step()
+        assert paged.ask(m.Clear("p", ["unknown"])).done()
+    paged.step()
+    assert listing.result().partitions == {"p": {f"k{i}": {"key": f"k{i}"} for i in range(COUNT)}}
+    assert not paged.core.pages
+
+
+async def test_a_short_listing_is_answered_at_once(paged):
+    paged.ask(m.Commit("q", ["a"], tags=[{}]))
+    assert paged.ask(m.ListKeys("q")).result() == m.Listing({"q": {"a": {}}})
+
+
+async def test_a_listing_of_all_partitions_names_the_empty_ones_too(paged):
+    paged.ask(m.OpenPartition("empty", []))
+    listing = paged.ask(m.ListKeys())
+    paged.step(5)
+    assert {name: len(rows) for name, rows in listing.result().partitions.items()} == {"p": COUNT, "empty": 0}
+
+
+async def test_rows_that_stay_are_listed_once_whatever_happens_to_others(paged):
+    listing = paged.ask(m.ListKeys("p"))
+    paged.step()
+    gone = [f"k{i}" for i in range(0, COUNT, 2)]
+    paged.ask(m.Clear("p", gone))
+    paged.put(*(f"new{i}" for i in range(COUNT)))
+    paged.step(3)
+    rows = listing.result().partitions["p"]
+    assert {f"k{i}" for i in range(1, COUNT, 2)} <= rows.keys()
+    assert all(tag == {"key": key} for key, tag in rows.items())
+    assert not rows.keys() & set(gone[ROWS // 2 :])
+
+
+def groups_of(paged: Paged, count: int) -> list[m.GroupSpec]:
+    specs = [m.GroupSpec(f"g{i}", 1, i) for i in range(count)]
+    paged.ask(m.OpenPartition("groups", []))
+    paged.ask(m.Admit("groups", specs, [], 0.0)).result()
+    return specs
+
+
+async def test_a_snapshot_in_parts_and_the_changes_since_give_the_state(paged):
+    specs = groups_of(paged, 2 * GROUPS + 1)
+    watching = paged.ask(m.Watch("groups", -1))
+    paged.step()
+    dropped = [specs[0].uid, specs[-1].uid]
+    paged.ask(m.Drop("groups", dropped, "for this test")).result()
+    paged.ask(m.Admit("groups", [m.GroupSpec("late", 1, 9999)], [], 0.0)).result()
+    paged.step(3)
+    snapshot = watching.result()
+    assert snapshot.snapshot
+    assert [group.order for group in snapshot.groups] == sorted(group.order for group in snapshot.groups)
+    known = {group.uid: group.state for group in snapshot.groups}
+    since = paged.ask(m.Watch("groups", snapshot.seq)).result()
+    assert not since.snapshot
+    known |= {group.uid: group.state for group in since.groups}
+    assert {uid for uid, state in known.items() if state == "pending"} == (
+        {spec.uid for spec in specs} - set(dropped) | {"late"}
+    )
+
+
+async def test_a_request_that_is_sent_again_is_answered_from_the_beginning(paged):
+    listing = paged.ask(m.ListKeys("p"))
+    request = max(paged.waiters.waiting)
+    paged.step(2)
+    paged.core.handle("reader", m.Request(request, m.ListKeys("p")), 0.0)
+    paged.step(3)
+    assert not listing.done()
+    paged.step()
+    assert len(listing.result().partitions["p"]) == COUNT
+
+
+async def test_a_part_that_was_lost_makes_no_answer_with_a_gap(paged):
+    listing = paged.ask(m.ListKeys("p"))
+    request = max(paged.waiters.waiting)
+    paged.step()
+    waiting = paged.waiters.waiting.pop(request)
+    paged.step()  # nobody is there
+    paged.waiters.waiting[request] = waiting
+    paged.step(2)
+    assert not listing.done()
+    paged.core.handle("reader", m.Request(request, m.ListKeys("p")), 0.0)
+    paged.step(4)
+    assert len(listing.result().partitions["p"]) == COUNT
+
+
+async def test_a_client_that_has_gone_is_sent_no_further_parts(paged):
+    paged.ask(m.ListKeys("p"))
+    paged.core.client_gone("reader", 0.0)
+    assert not paged.core.pages
