@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from pathlib import Path
 from weakref import WeakValueDictionary
-
-import numpy as np
 
 from transfer_queue.errors import SegmentGone
 from transfer_queue.net.bulk import BulkClient
@@ -74,19 +73,19 @@ class UnitAccess:
                 assert extent.data is not None
                 await self._bulk_client(unit).write(extent.segment, extent.offset, extent.data)
 
-    async def fetch(self, blocks: list[Block], rows: Sequence[int]) -> list[np.ndarray]:
+    async def fetch(self, blocks: list[Block], rows: Sequence[int]) -> list[memoryview]:
         """The bytes of each block, checked against their digests, of which so many rows will be copied; `check` must
-        confirm them after the copy."""
+        confirm them after the copy. Raises SegmentGone, Corrupt."""
         note_use(self)
-        return [
-            self._mapped_block(block, count) if self._is_local(unit_of(block.segment)) else await self._download(block)
-            for block, count in zip(blocks, rows, strict=True)
-        ]
+        here = [self._is_local(unit_of(block.segment)) for block in blocks]
+        with self._guard:
+            mapped = iter(self._mapped.blocks(compress(blocks, here), compress(rows, here)))
+        return [next(mapped) if near else await self._download(b) for b, near in zip(blocks, here, strict=True)]
 
-    async def view(self, blocks: list[Block]) -> list[np.ndarray]:
+    async def view(self, blocks: list[Block]) -> list[memoryview]:
         """The bytes of each block, unchecked and not copied: writable, seen by nobody else, and unchanged when the rows
         are cleared. Blocks of units elsewhere are fetched and checked. Raises SegmentGone."""
-        views: dict[int, np.ndarray] = {}
+        views: dict[int, memoryview] = {}
         result = []
         for block in blocks:
             unit, segment = unit_of(block.segment), block.segment
@@ -97,14 +96,15 @@ class UnitAccess:
                 pin = self._pins.get(segment)
                 if pin is None:
                     pin = self._pins[segment] = pin_segment(self._info(unit).directory, segment)
-                views[segment] = pin.private_view()
+                views[segment] = pin.private_view().data
             result.append(within(block, views[segment]))
         return result
 
     def check(self, blocks: Iterable[Block]) -> None:
         """Raise SegmentGone if bytes that `fetch` gave may have been reused before they were copied."""
+        segments = {block.segment: block for block in blocks}
         with self._guard:
-            self._mapped.check(block for block in blocks if self._is_local(unit_of(block.segment)))
+            self._mapped.check(block for number, block in segments.items() if self._is_local(unit_of(number)))
 
     def sweep(self) -> None:
         """Let go of memory whose segments are gone."""
@@ -126,14 +126,10 @@ class UnitAccess:
         for bulk in self._bulk.values():
             bulk.close()
 
-    def _mapped_block(self, block: Block, rows: int) -> np.ndarray:
-        with self._guard:
-            return self._mapped.block(block, rows)
-
-    async def _download(self, block: Block) -> np.ndarray:
+    async def _download(self, block: Block) -> memoryview:
         data = await self._bulk_client(unit_of(block.segment)).read(block.segment, block.offset, block.nbytes)
         verify(block, data)
-        return data
+        return data.data
 
     def _map_for_read(self, segment: int) -> Mapping:
         return self._read.open(self._info(unit_of(segment)).directory, segment)[0]

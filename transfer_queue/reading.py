@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from transfer_queue.access import UnitAccess
-from transfer_queue.net.messages import Located
+from transfer_queue.net.messages import Block, Located
 from transfer_queue.storage.columns import Column, read_block
-from transfer_queue.storage.gather import gather, places, run_of
+from transfer_queue.storage.gather import gather, join_single, places, run_of
+from transfer_queue.storage.memory import Empty
 
 
 async def read_columns(access: UnitAccess, located: Located, *, copy: bool) -> tuple[dict[str, Column], int]:
@@ -26,12 +29,25 @@ async def read_columns(access: UnitAccess, located: Located, *, copy: bool) -> t
     blocks = [located.blocks[number] for number in used]
     data = dict(zip(used, await access.fetch(blocks, asked[used].tolist()), strict=True))
     data |= zip(viewed, await access.view([located.blocks[number] for number in viewed]), strict=True)
-    columns = {number: read_block(located.blocks[number], bytes_) for number, bytes_ in data.items()}
-    result = {
-        field: columns[runs[field][0]].view(*runs[field][1:])
-        if field in runs
-        else gather(field, *found[field], columns, empty=access.results.empty)
-        for field in found
-    }
+    result = {}
+    for field, (block, row) in found.items():
+        if field in runs:
+            number, start, end = runs[field]
+            result[field] = read_block(located.blocks[number], data[number]).view(start, end)
+        else:
+            result[field] = _copied(field, located.blocks, data, block, row, access.results.empty)
     access.check(blocks)
     return result, sum(result[field].nbytes for field in copied)
+
+
+def _copied(
+    field: str, blocks: Sequence[Block], data: Mapping[int, memoryview], block: np.ndarray, row: np.ndarray,
+    empty: Empty,
+) -> Column:  # fmt: skip
+    numbers = block.tolist()
+    if len(numbers) > 1 and blocks[numbers[0]].rows == 1:
+        joined = join_single([blocks[n] for n in numbers], [data[n] for n in numbers], empty)
+        if joined is not None:
+            return joined
+    columns = {number: read_block(blocks[number], data[number]) for number in set(numbers)}
+    return gather(field, block, row, columns, empty=empty)

@@ -77,9 +77,9 @@ def test_a_segment_that_is_a_link_is_not_followed(tmp_path):
 
 def test_what_is_placed_and_filled_reads_back(tmp_path):
     block = write_one(tmp_path, np.arange(10))
-    data = reader(tmp_path).block(block, 1)
+    data = reader(tmp_path).blocks([block], [1])[0]
     assert read_block(block, data)[0].tolist() == list(range(10))
-    assert not data.flags.writeable
+    assert data.readonly
 
 
 def test_extents_are_aligned_and_never_overlap(tmp_path):
@@ -153,7 +153,7 @@ def test_a_block_is_the_same_written_to_memory_and_through_its_file(tmp_path, ki
     a = fill(Extent(1, 64, column.nbytes, mapping.data[64:]), "f", column)
     b = fill(Extent(2, 64, column.nbytes, None, other.file), "f", column)
     assert a.digest == b.digest
-    assert reader(tmp_path).block(a, 1).tobytes() == reader(tmp_path).block(b, 1).tobytes()
+    assert reader(tmp_path).blocks([a], [1])[0].tobytes() == reader(tmp_path).blocks([b], [1])[0].tobytes()
 
 
 def test_a_file_that_comes_again_under_another_id_is_not_mapped_again(tmp_path):
@@ -225,7 +225,7 @@ def test_a_flipped_bit_is_corrupt(tmp_path):
     block = write_one(tmp_path, np.arange(10))
     map_segment(str(tmp_path), 1, write=True).data[block.offset + 70] ^= 1
     with pytest.raises(Corrupt, match="digest"):
-        reader(tmp_path).block(block, 1)
+        reader(tmp_path).blocks([block], [1])[0]
 
 
 def test_a_block_outside_its_segment_is_corrupt(tmp_path):
@@ -234,13 +234,13 @@ def test_a_block_outside_its_segment_is_corrupt(tmp_path):
         "f", 1, SIZE - 64, 128, *tuple(getattr(block, f) for f in ("rows", "kind", "dtype", "shape", "digest"))
     )
     with pytest.raises(Corrupt, match="outside segment"):
-        reader(tmp_path).block(beyond, 1)
+        reader(tmp_path).blocks([beyond], [1])[0]
 
 
 def test_a_segment_reused_under_a_new_id_during_a_read_is_noticed(tmp_path):
     block = write_one(tmp_path, np.arange(10))
     arena = reader(tmp_path)
-    arena.block(block, 1)
+    arena.blocks([block], [1])
     arena.check([block])
     os.rename(tmp_path / segment_file(1), tmp_path / segment_file(2))
     with pytest.raises(SegmentGone, match="freed during the read"):
@@ -250,11 +250,11 @@ def test_a_segment_reused_under_a_new_id_during_a_read_is_noticed(tmp_path):
 def test_a_sweep_lets_go_of_segments_that_are_gone(tmp_path):
     block = write_one(tmp_path, np.arange(10))
     arena = reader(tmp_path)
-    arena.block(block, 1)
+    arena.blocks([block], [1])
     os.unlink(tmp_path / segment_file(1))
     arena.sweep()
     with pytest.raises(SegmentGone):
-        arena.block(block, 1)
+        arena.blocks([block], [1])
 
 
 @pytest.mark.parametrize("error", [FileExistsError])

@@ -13,6 +13,7 @@ from transfer_queue.net.messages import Block
 from transfer_queue.storage.arena import Extent, fill
 from transfer_queue.storage.columns import DTYPES, Column, read_block
 from transfer_queue.storage.convert import as_column, as_columns
+from transfer_queue.storage.gather import join_single
 
 RAGGED = [np.array([1, 2, 3]), np.array([], dtype=np.int64), np.array([4])]
 
@@ -124,3 +125,44 @@ def test_big_endian_values_are_stored_little_endian():
     assert column.dtype == "<i4"
     assert column.values.tolist() == [1, 2]
     assert "<i4" in DTYPES
+
+
+ONES = {
+    "dense": lambda i: Column.dense(np.full((1, 3), i, np.float32)),
+    "scalar": lambda i: Column.dense(np.array([i % 2 == 0])),
+    "ragged": lambda i: Column.ragged([np.arange(i % 5) + i]),
+    "ragged in two": lambda i: Column.ragged([np.full((i % 4, 2), i, np.int32)]),
+    "object": lambda i: Column.objects([{"i": i, "text": "x" * i}]),
+}
+
+
+def blocks_of(columns: list[Column]) -> tuple[list[Block], list[memoryview]]:
+    pairs = [block_of(column) for column in columns]
+    return [block for block, _ in pairs], [data.data for _, data in pairs]
+
+
+@pytest.mark.parametrize("make", ONES.values(), ids=ONES)
+def test_blocks_of_one_row_join_to_what_reading_each_gives(make):
+    columns = [make(i) for i in range(20)]
+    blocks, data = blocks_of(columns)
+    found = join_single(blocks, data, np.empty)
+    expected = Column.concat([read_block(b, d) for b, d in zip(blocks, data, strict=True)])
+    assert (found.kind, found.dtype, found.shape, found.rows) == (expected.kind, expected.dtype, expected.shape, 20)
+    assert found.values.tolist() == expected.values.tolist()
+    assert found.values.flags.writeable
+    if expected.offsets is not None:
+        assert found.offsets.tolist() == expected.offsets.tolist()
+
+
+def test_blocks_of_one_row_of_different_forms_are_left_to_the_general_way():
+    for other in (Column.ragged([np.zeros(3, np.float32)]), Column.dense(np.zeros((1, 2))), Column.dense(np.zeros(2))):
+        assert join_single(*blocks_of([ONES["ragged"](1), other]), np.empty) is None
+
+
+@pytest.mark.parametrize("at", [0, 8, 9])
+def test_a_block_of_one_row_whose_offsets_lie_is_not_joined(at):
+    blocks, data = blocks_of([ONES["ragged"](i) for i in (1, 2, 3)])
+    data[1][at] += 1
+    assert join_single(blocks, data, np.empty) is None
+    with pytest.raises(Corrupt):
+        read_block(blocks[1], data[1])

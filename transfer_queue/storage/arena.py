@@ -187,28 +187,26 @@ class ReadArena:
         self._mappings: OrderedDict[int, Mapping] = OrderedDict()
         self._verified: OrderedDict[tuple[int, int, int], None] = OrderedDict()
 
-    def block(self, block: Block, rows: int) -> np.ndarray:
-        """The bytes of `block`, read-only. Raises SegmentGone or Corrupt (outside its segment, or another digest).
+    def blocks(self, blocks: Iterable[Block], rows: Iterable[int]) -> list[memoryview]:
+        """The bytes of each block, read-only. Raises SegmentGone or Corrupt (outside its segment, or another digest).
 
-        The digest is checked when `rows`, of which a copy will be made, are a good part of the block, and whenever this
+        The digest is checked when the rows of which a copy will be made are a good part of the block, and whenever this
         process reads the block for the first time: else a few rows of a large block would cost as much as all of it.
         """
-        mapping = self._mappings.get(block.segment)
-        if mapping is None:
-            mapping = self._map(block.segment)
-        self._mappings.move_to_end(block.segment)
-        data = within(block, mapping.data)
-        key = (block.segment, block.offset, block.digest)
-        if GOOD_PART * rows >= block.rows or key not in self._verified:
-            try:
-                verify(block, data)
-            except Corrupt:
-                self.check([block])
-                raise
-            self._verified[key] = None
-            if len(self._verified) > MAX_VERIFIED:
-                self._verified.popitem(last=False)
-        return data
+        segment, memory, found = -1, memoryview(b""), []
+        for block, count in zip(blocks, rows, strict=True):
+            if block.segment != segment:
+                segment, memory = block.segment, self._mapping(block.segment).data.data
+            data = within(block, memory)
+            if GOOD_PART * count >= block.rows:
+                self._verify(block, data)
+            elif (key := (segment, block.offset, block.digest)) not in self._verified:
+                self._verify(block, data)
+                self._verified[key] = None
+                if len(self._verified) > MAX_VERIFIED:
+                    self._verified.popitem(last=False)
+            found.append(data)
+        return found
 
     def check(self, blocks: Iterable[Block]) -> None:
         """Raise SegmentGone if a segment was freed since it was mapped: what was copied may be other bytes."""
@@ -227,29 +225,37 @@ class ReadArena:
         """Let go of all."""
         self._mappings.clear()
 
-    def _map(self, segment: int) -> Mapping:
-        mapping = self._mappings[segment] = self._open(segment)
-        if len(self._mappings) > MAX_FILES:
-            self._mappings.popitem(last=False)
+    def _mapping(self, segment: int) -> Mapping:
+        mapping = self._mappings.get(segment)
+        if mapping is None:
+            mapping = self._mappings[segment] = self._open(segment)
+            if len(self._mappings) > MAX_FILES:
+                self._mappings.popitem(last=False)
+        self._mappings.move_to_end(segment)
         return mapping
+
+    def _verify(self, block: Block, data: memoryview) -> None:
+        if xxhash.xxh3_64_intdigest(data) != block.digest:
+            self.check([block])
+            verify(block, data)
 
     def _drop(self, segment: int) -> None:
         self._mappings.pop(segment, None)
 
 
-def within(block: Block, data: np.ndarray) -> np.ndarray:
+def within(block: Block, memory: memoryview) -> memoryview:
     """The bytes of `block` in those of its segment. Raises Corrupt."""
-    if block.offset < 0 or block.nbytes < 0 or block.offset + block.nbytes > len(data):
+    if block.offset < 0 or block.nbytes < 0 or block.offset + block.nbytes > len(memory):
         raise Corrupt(f"block of {block.field!r} lies outside segment {block.segment:016x}")
-    return data[block.offset : block.offset + block.nbytes]
+    return memory[block.offset : block.offset + block.nbytes]
 
 
-def digest(data: np.ndarray) -> int:
+def digest(data: np.ndarray | memoryview) -> int:
     """xxh3-64 of a block's bytes."""
-    return xxhash.xxh3_64_intdigest(data.data)
+    return xxhash.xxh3_64_intdigest(data.data if isinstance(data, np.ndarray) else data)
 
 
-def verify(block: Block, data: np.ndarray) -> None:
+def verify(block: Block, data: np.ndarray | memoryview) -> None:
     """Raise Corrupt if `data` are not the bytes that were committed as `block`."""
     found = digest(data)
     if found != block.digest:

@@ -212,12 +212,12 @@ def storage_dtype(name: str) -> np.dtype:
     return np.dtype("<u2") if name == BFLOAT16 else np.dtype(name)
 
 
-def read_block(block: Block, data: np.ndarray) -> Column:
-    """The column in `data`, the block's own bytes, as views of it. Raises Corrupt if they contradict `block`.
+def read_block(block: Block, memory: np.ndarray | memoryview) -> Column:
+    """The column in `memory`, the block's own bytes, as views of it. Raises Corrupt if they contradict `block`.
 
     Offsets are copied before they are checked, so that a writer of the same memory cannot change them afterwards.
     """
-    dtype = storage_dtype(block.dtype)
+    data, dtype = np.frombuffer(memory, np.uint8), storage_dtype(block.dtype)
     if len(data) != block.nbytes or block.rows < 0 or any(n < 0 for n in block.shape):
         raise Corrupt(f"block of {block.field!r}: {len(data)} bytes where the ledger says {block.nbytes}")
     item = dtype.itemsize * math.prod(block.shape)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from transfer_queue.errors import Corrupt, Invalid
-from transfer_queue.net.messages import Located
-from transfer_queue.storage.columns import Column, joined
+from transfer_queue.net.messages import Block, Located
+from transfer_queue.storage.columns import Column, aligned, joined, storage_dtype
 from transfer_queue.storage.memory import Empty
 
 FEW_ROWS_PER_BLOCK = 4
@@ -61,6 +62,39 @@ def gather(
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return result.take(back, empty=empty)
+
+
+def join_single(blocks: Sequence[Block], data: Sequence[memoryview], empty: Empty) -> Column | None:
+    """Blocks of one row each, as a column: what many small puts leave, so nothing here costs microseconds a row.
+
+    None if the blocks are of different forms, or their bytes are not what such a block should have.
+    """
+    first = blocks[0]
+    form = first.kind, first.dtype, first.shape
+    dtype = storage_dtype(first.dtype)
+    item = dtype.itemsize * math.prod(first.shape)
+    if item <= 0 or any(block.rows != 1 or (block.kind, block.dtype, block.shape) != form for block in blocks):
+        return None
+    head = 0 if first.kind == "dense" else aligned(2 * 8)
+    sizes = np.array([len(part) for part in data], np.int64) - head
+    lengths, rest = np.divmod(sizes, item)
+    if sizes.min() < 0 or rest.any():
+        return None
+    if head:
+        cuts = np.frombuffer(b"".join([part[:16] for part in data]), np.int64).reshape(-1, 2)
+        if cuts[:, 0].any() or (cuts[:, 1] != lengths).any():
+            return None
+    elif (lengths != 1).any():
+        return None
+    ends = np.cumsum(sizes)
+    values = empty((int(ends[-1]),), np.uint8)
+    target, start = values.data, 0
+    for part, end in zip(data, ends.tolist(), strict=True):
+        target[start:end] = part[head:]
+        start = end
+    offsets = np.concatenate([[0], np.cumsum(lengths)]) if head else None
+    values = values.view(dtype).reshape(-1, *first.shape)
+    return Column(first.kind, first.dtype, first.shape, values, offsets, len(blocks))
 
 
 def _join_rows(parts: list[Column], part: np.ndarray, row: np.ndarray, empty: Empty) -> Column:

@@ -106,6 +106,13 @@ class _Unsupported(Exception):
     pass
 
 
+def _of(kind: type, kinds: set[type], values: list[Any]) -> list[Any]:
+    """Those of a kind."""
+    if kind not in kinds:
+        return []
+    return values if len(kinds) == 1 else [value for value in values if type(value) is kind]
+
+
 def _carried(values: Sequence[Any]) -> bool:
     """Whether msgpack carries all of these as they are: told level by level, for all values at once."""
     level: list[Any] = list(values)
@@ -113,8 +120,7 @@ def _carried(values: Sequence[Any]) -> bool:
         kinds = set(map(type, level))
         if not kinds <= _CARRIED:
             return False
-        dicts = [value for value in level if type(value) is dict] if dict in kinds else []
-        lists = [value for value in level if type(value) is list] if list in kinds else []
+        dicts, lists = _of(dict, kinds, level), _of(list, kinds, level)
         if not set(map(type, chain.from_iterable(dicts))) <= _KEYS:
             return False
         if sum(map(len, dicts)) + sum(map(len, lists)) > _MAX_NODES:
