@@ -31,7 +31,7 @@ CHUNK = 256 << 10
 """Bytes copied and hashed at a time: the digest then reads what the copy has brought into the cache."""
 
 GOOD_PART = 4
-"""One row in so many is a good part of a block: the digest of all costs a quarter of the copy of all."""
+"""One row in so many is a good part of a block: the digest of all then costs at most twice the copy of these."""
 
 MAX_VERIFIED = 65536
 """Blocks whose digest this process remembers to have checked."""
