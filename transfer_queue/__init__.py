@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from transfer_queue.client import SyncQueueClient as SyncQueueClient
     from transfer_queue.cluster import LocalQueue as LocalQueue
     from transfer_queue.cluster import QueueService as QueueService
+    from transfer_queue.cluster import RayQueue as RayQueue
     from transfer_queue.dataloader import StreamingDataLoader as StreamingDataLoader
     from transfer_queue.dataloader import StreamingDataset as StreamingDataset
-    from transfer_queue.errors import StorageKeyNotFoundError as StorageKeyNotFoundError
     from transfer_queue.diagnosis import doctor as doctor
+    from transfer_queue.errors import StorageKeyNotFoundError as StorageKeyNotFoundError
     from transfer_queue.interface import async_kv_batch_get as async_kv_batch_get
     from transfer_queue.interface import async_kv_batch_get_by_meta as async_kv_batch_get_by_meta
     from transfer_queue.interface import async_kv_batch_put as async_kv_batch_put
@@ -57,7 +58,7 @@ _WHERE = {
     "transfer_queue.diagnosis": ("doctor",),
     "transfer_queue.client": ("QueueClient", "SyncQueueClient"),
     "transfer_queue.batch_client": ("AsyncTransferQueueClient", "TransferQueueClient"),
-    "transfer_queue.cluster": ("LocalQueue", "QueueService"),
+    "transfer_queue.cluster": ("LocalQueue", "QueueService", "RayQueue"),
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
     "transfer_queue.errors": ("StorageKeyNotFoundError",),
     "transfer_queue.metadata": ("BatchMeta", "KVBatchMeta"),

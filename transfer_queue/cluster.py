@@ -1,8 +1,11 @@
-"""The two ways to have a queue: in this process (LocalQueue), or as processes of their own (QueueService)."""
+"""The ways to have a queue: in this process (LocalQueue), as processes of their own on one node (QueueService; other
+nodes join by UnitService), or on all nodes of a Ray cluster (RayQueue)."""
 
 from __future__ import annotations
 
 from transfer_queue.local import LocalQueue
+from transfer_queue.node import UnitService
+from transfer_queue.ray_queue import RayQueue
 from transfer_queue.service import QueueService, read_address
 
-__all__ = ["LocalQueue", "QueueService", "read_address"]
+__all__ = ["LocalQueue", "QueueService", "RayQueue", "UnitService", "read_address"]

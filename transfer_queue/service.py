@@ -28,7 +28,7 @@ from typing import Any
 from transfer_queue.absences import UNIT_LOST_AFTER
 from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.net.addresses import node_of
-from transfer_queue.net.curve import check_ip
+from transfer_queue.net.curve import check_ip, host_of
 from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.sockets import MAX_IPC_PATH
 from transfer_queue.net.transport import MIN_KEY, read_key
@@ -54,7 +54,7 @@ class QueueService:
         self, directory: str | Path, *, storage_dir: str | Path | None = None, units: int = 2,
         unit_budget_bytes: int | None = None, segment_bytes: int = 8 << 20, key: bytes | None = None,
         fsync: bool = False, bind: str | None = None, encrypt_bulk: bool = False,
-        unit_lost_after: float = UNIT_LOST_AFTER,
+        unit_lost_after: float = UNIT_LOST_AFTER, run: str | None = None,
         sampler: Mapping[str, Any] | None = None, polling: bool = False,
     ) -> None:  # fmt: skip
         """`directory` keeps journal, key and logs. `storage_dir` is where segments go (default: /dev/shm if it has the
@@ -63,6 +63,8 @@ class QueueService:
         `bind`: this node's IP, for clients and units of other nodes, who need the key file at the same path; requests
         are then encrypted (CURVE), bulk bytes authenticated, with `encrypt_bulk` encrypted too. Without it nothing
         listens that another node, or another user of this one, could reach.
+
+        `run`: the name of a new queue (default: a random one); one that is there keeps its own.
 
         `unit_lost_after`: seconds that a storage unit may be away before its rows are given up and generated again.
 
@@ -89,6 +91,7 @@ class QueueService:
             self._fetching += ["--sampler", json.dumps(dict(sampler))]
         self._bind = bind
         self._unit_lost_after = unit_lost_after
+        self._run = run
         self._bulk_scheme = "curve" if encrypt_bulk else "tcp"
         self._lock: int | None = None
         self._storage_lock: int | None = None
@@ -156,7 +159,7 @@ class QueueService:
         """Make or find again: run.json, key, the sockets' directory and the storage's."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_leftovers(parent)
-        run = known.get("run") or secrets.token_hex(6)
+        run = known.get("run") or self._run or secrets.token_hex(6)
         self._storage = parent / f"{PREFIX}{run}"
         self._storage.mkdir(mode=0o700, exist_ok=True, parents=True)
         replace_file(self._storage / "owner", str(self.directory))
@@ -207,7 +210,7 @@ class QueueService:
 
     def _unit_arguments(self, unit: int) -> list[str]:
         private = f"ipc://{self._sockets}/u{unit}"
-        endpoint = private if self._bind is None else f"{self._bulk_scheme}://{_host(self._bind)}:*"
+        endpoint = private if self._bind is None else f"{self._bulk_scheme}://{host_of(self._bind)}:*"
         return [
             "unit", *self._common(), "--directory", str(self._storage / f"unit-{unit}"), "--unit", str(unit),
             "--endpoint", endpoint, "--budget", str(self._budget),
@@ -245,18 +248,14 @@ def read_run(directory: Path) -> dict[str, str]:
 
 def _network(ip: str, known: str | None) -> str:
     """The controller's endpoint for other nodes: the one it had, so that they find it again, else at a free port."""
-    if known is not None and known.startswith(f"curve://{_host(ip)}:"):
+    if known is not None and known.startswith(f"curve://{host_of(ip)}:"):
         return known
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
         try:
             probe.bind((ip, 0))
         except OSError as error:
             raise Invalid(f"bind={ip}: {error.strerror}; give an IP of this machine, as `hostname -I` shows") from None
-        return f"curve://{_host(ip)}:{probe.getsockname()[1]}"
-
-
-def _host(ip: str) -> str:
-    return f"[{ip}]" if ":" in ip else ip
+        return f"curve://{host_of(ip)}:{probe.getsockname()[1]}"
 
 
 def _damaged(path: Path) -> Invalid:

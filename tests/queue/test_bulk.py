@@ -69,6 +69,18 @@ async def test_a_client_goes_on_when_the_unit_begins_a_new_life(files, server, c
     again.close()
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "curve"])
+async def test_a_restarted_unit_listens_where_it_did_before_unless_that_is_taken(files, scheme):
+    first = b.BulkServer(files, f"{scheme}://127.0.0.1:*", KEY)
+    first.close()
+    again = b.BulkServer(files, f"{scheme}://127.0.0.1:*", KEY)
+    assert again.endpoint == first.endpoint
+    moved = b.BulkServer(files, f"{scheme}://127.0.0.1:*", KEY)
+    assert moved.endpoint != first.endpoint
+    again.close()
+    moved.close()
+
+
 async def test_a_client_with_another_key_gets_nothing_and_says_what_to_look_at(files, server):
     (segment,) = files.make(1, 1 << 20)
     thief = b.BulkClient(server.endpoint, OTHER, name="thief", timeout=0.5)

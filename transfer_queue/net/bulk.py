@@ -12,18 +12,20 @@ the one that was sent, is told by its MAC (net/bulk_session.py); what has none i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import zmq
 
-from transfer_queue.errors import BY_CODE, DeadlineExceeded, Disconnected, QueueError
+from transfer_queue.errors import BY_CODE, DeadlineExceeded, Disconnected, Invalid, QueueError
 from transfer_queue.net.bulk_session import (
     NONCE,
     TO_CLIENT,
@@ -39,7 +41,7 @@ from transfer_queue.net.curve import SEALED, NetworkListener, connect_to, is_net
 from transfer_queue.net.messages import Message
 from transfer_queue.net.nuisance import Nuisance
 from transfer_queue.net.sockets import EventSocket, bind_private, check_endpoint
-from transfer_queue.storage.unit_files import UnitFiles
+from transfer_queue.storage.unit_files import UnitFiles, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,8 @@ class BulkServer:
     """The unit's side, at `endpoint`. A malformed or unauthorised message is counted and gets no answer."""
 
     def __init__(self, files: UnitFiles, endpoint: str, key: str) -> None:
-        """An endpoint by TCP may leave the port open ("tcp://IP:*")."""
+        """An endpoint by TCP may leave the port open ("tcp://IP:*"): it is then the one that this unit had before, if
+        that is free, so that clients find it again."""
         keys = credentials(key)
         self._files = files
         self._sessions = Sessions(keys.bulk)
@@ -109,7 +112,9 @@ class BulkServer:
         options = [(zmq.MAXMSGSIZE, CHUNK + SEALED), (zmq.SNDHWM, BACKLOG), (zmq.RCVHWM, 2 * BACKLOG)]
         self._socket: EventSocket | NetworkListener
         if is_network(endpoint):
-            self._socket = NetworkListener(endpoint, keys, self._serve, options)
+            self._socket = _listen_where_before(
+                files.directory / "port", endpoint, lambda at: NetworkListener(at, keys, self._serve, options)
+            )
             self.endpoint = self._socket.endpoint
             return
         socket = zmq.Context.instance().socket(zmq.ROUTER)
@@ -302,6 +307,22 @@ class BulkClient:
             for future in self._waiting.values():
                 if not future.done():
                     future.set_result(None)
+
+
+def _listen_where_before(memory: Path, endpoint: str, listen: Callable[[str], NetworkListener]) -> NetworkListener:
+    """Listen at the port that stands in `memory`, or at another one, which is then written there."""
+    place, _, port = endpoint.rpartition(":")
+    if port != "*":
+        return listen(endpoint)
+    known = memory.read_text(errors="replace") if memory.exists() else ""
+    listener = None
+    if known.isdecimal():
+        with contextlib.suppress(Invalid):
+            listener = listen(f"{place}:{known}")
+    if listener is None:
+        listener = listen(endpoint)
+        replace_file(memory, listener.endpoint.rpartition(":")[2])
+    return listener
 
 
 class ByteWindow:

@@ -152,6 +152,11 @@ def check_network_endpoint(endpoint: str) -> tuple[str, str]:
     return scheme, place
 
 
+def host_of(ip: str) -> str:
+    """An IP as it stands in an endpoint."""
+    return f"[{ip}]" if ":" in ip else ip
+
+
 def check_ip(host: str) -> None:
     """Raises Invalid unless `host` is one IP address of one interface."""
     try:
