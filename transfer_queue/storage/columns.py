@@ -193,7 +193,7 @@ class Column:
             head = self.offsets.view(np.uint8)
             parts = [head, np.zeros(self._values_at() - len(head), np.uint8)]
         if self.values.nbytes:
-            parts.append(np.ascontiguousarray(self.values).reshape(-1).view(np.uint8))
+            parts.append(_bytes(np.ascontiguousarray(self.values)))
         return parts
 
     def _values_at(self) -> int:
@@ -265,6 +265,11 @@ def joined(arrays: Sequence[np.ndarray], empty: Empty = np.empty) -> np.ndarray:
     return np.concatenate(arrays, out=out)
 
 
+def _bytes(values: np.ndarray) -> np.ndarray:
+    """The memory of a contiguous array."""
+    return values.reshape(-1).view(np.uint8)
+
+
 def _copied(values: np.ndarray, empty: Empty) -> np.ndarray:
     out = empty(values.shape, values.dtype)
     np.copyto(out, values)
@@ -279,8 +284,11 @@ def _gather(
     item = values.nbytes // len(values) if len(values) else 0
     out = empty((total, *values.shape[1:]), values.dtype)
     if len(starts) == 1 or total * item > LONG_ROW_BYTES * len(starts):
-        for start, length, at in zip(starts.tolist(), lengths.tolist(), offsets.tolist(), strict=False):
-            out[at : at + length] = values[start : start + length]
+        source, target, at = _bytes(values).data, _bytes(out).data, 0
+        for start, end in zip((item * starts).tolist(), (item * (starts + lengths)).tolist(), strict=True):
+            to = at + end - start
+            target[at:to] = source[start:end]  # of memoryviews: half the overhead of arrays
+            at = to
         return out
     index = np.arange(total)
     index += np.repeat(starts - offsets[:-1], lengths)
