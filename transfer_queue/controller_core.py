@@ -33,6 +33,7 @@ import msgspec
 
 from transfer_queue import wording
 from transfer_queue.absences import Absences
+from transfer_queue.compaction import Compaction
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
 from transfer_queue.fetching import Fetching
 from transfer_queue.grants import SegmentGrants
@@ -45,6 +46,7 @@ from transfer_queue.net.messages import (
     ClearPartition,
     Commit,
     Committed,
+    Compacted,
     Consume,
     Expire,
     Failed,
@@ -60,6 +62,7 @@ from transfer_queue.net.messages import (
     Located,
     Lookup,
     LoseSegments,
+    Move,
     Mutation,
     Ok,
     Push,
@@ -81,6 +84,7 @@ from transfer_queue.net.messages import (
 from transfer_queue.pages import GROUPS, ROWS, Pages
 from transfer_queue.parking import Parked, Parking, Replies, Waiting
 from transfer_queue.recovery import recover, sections
+from transfer_queue.row_verbs import USUAL_WAIT
 from transfer_queue.storage.history import History
 from transfer_queue.storage.journal import FORMAT, JournalLike
 from transfer_queue.storage.segments import unit_of
@@ -146,6 +150,7 @@ class ControllerCore:
         self._grants = SegmentGrants(
             self._push, use=ledger.segments.use, segment_bytes=segment_bytes, spare_segments=spare_segments
         )
+        self._compaction = Compaction(ledger, self._grants, self._push)
 
     @classmethod
     def recover(
@@ -238,9 +243,9 @@ class ControllerCore:
             self._accept(Expire(), now)
         for unit in self.absences.due(now):
             self._give_up(unit, now)
-        retry = self._grants.next_retry()
-        if retry is not None and retry <= now:
-            self._grants.changed = True
+        for due in (self._grants.next_retry(), self._compaction.next_due()):
+            if due is not None and due <= now:
+                self._grants.changed = True
         self._wake(None, now)
         for parked in self._parking.due(now):
             self._answer(parked.client, parked.id, parked.body, self._ran_out(parked, now))
@@ -250,7 +255,7 @@ class ControllerCore:
         """When `tick` should be called next; None: not before the next request."""
         times = (
             self.ledger.next_expiry(), self._parking.next_deadline(), self._grants.next_retry(),
-            self.absences.next_due(),
+            self.absences.next_due(), self._compaction.next_due(),
         )  # fmt: skip
         return min((time for time in times if time is not None), default=None)
 
@@ -282,9 +287,9 @@ class ControllerCore:
                 return reply if reply is not None else self._park(request.id, body, client, now)
             case Commit() as body:
                 return self._commit(body, client, request.id, now)
-            case Expire() | LoseSegments() | Life() | Consume() as body:
+            case Expire() | LoseSegments() | Life() | Consume() | Move() as body:
                 raise Invalid(f"{type(body).__name__} is the controller's own")
-            case RegisterUnit() | SegmentsMade() as body:
+            case RegisterUnit() | SegmentsMade() | Compacted() as body:
                 return self._unit(body, client, now)
             case ListKeys() as body:
                 return self.ledger.listing(body.partition)
@@ -370,6 +375,7 @@ class ControllerCore:
                 f"{m.nbytes} bytes at once exceed the budget of every storage unit (at most "
                 f"{self._grants.largest_budget()}); put fewer rows at a time or raise the units' budget"
             )
+        self._grants.seal(client, m.sealed)
         if not first and self._parking.anybody(SEGMENTS):
             return None
         segment = self._grants.grant(client, m.nbytes)
@@ -387,10 +393,12 @@ class ControllerCore:
             return reply
         return msgspec.structs.replace(reply, grants=self._grants.hint(client, m.want))
 
-    def _unit(self, m: RegisterUnit | SegmentsMade, client: str, now: float) -> Reply:
+    def _unit(self, m: RegisterUnit | SegmentsMade | Compacted, client: str, now: float) -> Reply:
         if isinstance(m, SegmentsMade):
             self._grants.made(client, m, now)
             return Ok()
+        if isinstance(m, Compacted):
+            return self._moved(m, client, now)
         self._grants.check_unit(client, m)
         lost = self._grants.missing(m)
         if lost:
@@ -405,6 +413,15 @@ class ControllerCore:
         if segments:
             self._accept(LoseSegments(segments=segments), now)
 
+    def _moved(self, m: Compacted, client: str, now: float) -> Reply:
+        """Survivors were copied: the rows lie there now, but those that were changed meanwhile."""
+        move = self._compaction.done(client, m, now)
+        if move is not None:
+            self._accept(move, now)
+        if m.segment is not None:
+            self._grants.free([m.segment.segment])
+        return Ok()
+
     def _stats(self, now: float) -> Reply:
         units = {unit.client for unit in self._grants.units.values()}
         clients = sum(client not in units for client in self._clients)
@@ -417,6 +434,8 @@ class ControllerCore:
     def _park(self, request: int, body: Waiting, client: str, now: float) -> Reply | None:
         """Let a request wait; the answer if it does not want to."""
         wait = UNIT_GRACE if isinstance(body, Lookup | Find) else body.wait
+        if isinstance(body, Fetch) and wait < 0:
+            wait = USUAL_WAIT
         deadline = now + min(max(0.0, wait), MAX_WAIT)
         parked = Parked(client, request, body, _waits_in(body), now, deadline)
         if deadline <= now:
@@ -438,9 +457,14 @@ class ControllerCore:
             for name in list(self.ledger.partitions):
                 self._wake_leases(name, now)
                 self._retry((WATCHES, name), now)
+        touched = self.ledger.segments.take_thinned() | self._grants.take_sealed()
+        if touched:
+            self._compaction.consider(touched, now)
+            self._grants.changed |= self._parking.anybody(SEGMENTS)
         if self._grants.changed:
             self._retry(LOOKUPS, now)
             self._wake_writers(now)
+            self._compaction.plan(now, pressed=self._parking.anybody(SEGMENTS))
             self._grants.plan(self._demands(), now)
 
     def _wake_writers(self, now: float) -> None:

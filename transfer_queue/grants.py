@@ -52,9 +52,10 @@ class Unit:
     making: deque[tuple[int, int]] = field(default_factory=deque)  # (count, nbytes) asked and not answered
     retry_at: float | None = None
     error: str = ""  # why it could not make segments when it was asked last
+    moving: int = 0  # bytes of the segment to which it copies survivors
 
     def room(self) -> int:
-        return self.budget - self.used - sum(count * nbytes for count, nbytes in self.making)
+        return self.budget - self.used - self.moving - sum(count * nbytes for count, nbytes in self.making)
 
     def made_or_making(self) -> int:
         """Segments of the usual size that are spare, or will be."""
@@ -72,7 +73,8 @@ class SegmentGrants:
     """See the module. Invariants:
 
     - A segment has at most one writer, and never a second one after it.
-    - A unit's segments, those being made included, never exceed its budget.
+    - A unit's segments, those being made included, never exceed its budget; but for one of survivors, which soon takes
+      the place of several times as much.
     - A segment without live block is freed once it has been sealed, by its writer, by the writer's death or by the
       unit's restart; a segment with a live block is never freed.
     """
@@ -94,6 +96,7 @@ class SegmentGrants:
         self._spare_segments = spare_segments
         self._table: dict[int, _Entry] = {}
         self._written: dict[str, set[int]] = {}
+        self._sealed: set[int] = set()
         self._turn = 0
 
     # --- units ------------------------------------------------------------------------------------------------
@@ -119,6 +122,7 @@ class SegmentGrants:
         for segment, nbytes in keep:
             self._table[segment] = _Entry(Segment(segment, number, nbytes), spare=False)
             unit.used += nbytes
+            self._sealed.add(segment)
         self.changed = True
         return [segment for segment, _ in keep]
 
@@ -157,6 +161,7 @@ class SegmentGrants:
             if unit.client == client:
                 unit.client = None
                 unit.making.clear()
+                unit.moving = 0
                 unit.retry_at = None
                 for segment in [*unit.spares, *unit.large]:
                     self._forget(segment.segment)
@@ -206,6 +211,7 @@ class SegmentGrants:
             if segment in mine:
                 mine.remove(segment)
                 self._table[segment].writer = None
+                self._sealed.add(segment)
         if not mine:
             self._written.pop(client, None)
         self.free(segments)
@@ -220,6 +226,26 @@ class SegmentGrants:
                 by_unit.setdefault(unit_of(segment), []).append(segment)
         for number, freed in by_unit.items():
             self._push_free(self.units[number], freed)
+
+    # --- survivors --------------------------------------------------------------------------------------------
+
+    def take_sealed(self) -> set[int]:
+        """Segments that were sealed since the last call; some may be gone again."""
+        sealed, self._sealed = self._sealed, set()
+        return sealed
+
+    def sealed_bytes(self, segment: int) -> int:
+        """The size of a sealed segment; 0 for any other."""
+        entry = self._table.get(segment)
+        return entry.segment.nbytes if entry is not None and not entry.spare and entry.writer is None else 0
+
+    def adopt(self, segment: Segment) -> None:
+        """A unit has copied survivors to this new segment. Raises Invalid for one that is known."""
+        if segment.segment in self._table or segment.segment in self._use or segment.unit not in self.units:
+            raise Invalid(f"segment {segment.segment:016x} is no new one")
+        self._table[segment.segment] = _Entry(segment, spare=False)
+        self.units[segment.unit].used += segment.nbytes
+        self._sealed.add(segment.segment)
 
     # --- supply -----------------------------------------------------------------------------------------------
 

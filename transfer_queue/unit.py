@@ -1,7 +1,8 @@
 """A storage unit: the process that makes, frees and serves segments for the controller.
 
-    consumes     MakeSegments, FreeSegments (pushed by the controller); BulkRead, BulkWrite (from clients elsewhere)
-    produces     SegmentsMade, RegisterUnit; bytes
+    consumes     MakeSegments, FreeSegments, Compact (pushed by the controller); BulkRead, BulkWrite (from clients
+                 elsewhere)
+    produces     SegmentsMade, Compacted, RegisterUnit; bytes
     waits for    the controller and bulk requests
     woken by     messages only
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from transfer_queue.errors import Disconnected, QueueError
 from transfer_queue.net.bulk import BulkServer
 from transfer_queue.net.messages import (
+    Compact,
+    Compacted,
     FreeSegments,
     Keep,
     MakeSegments,
@@ -30,6 +33,7 @@ from transfer_queue.net.messages import (
     Welcome,
 )
 from transfer_queue.net.transport import SocketTransport, Transport, read_key
+from transfer_queue.storage.survivors import compact
 from transfer_queue.storage.unit_files import UnitFiles
 
 log = logging.getLogger(__name__)
@@ -73,10 +77,11 @@ class Unit:
                 if isinstance(push, FreeSegments):
                     self.files.free(push.segments)
                     continue
-                answer = await in_thread(self._make, push)
+                make = self._make if isinstance(push, MakeSegments) else self._compact
+                answer = await in_thread(make, push)
                 await self._report(transport, answer)
 
-    async def _report(self, transport: Transport, made: SegmentsMade) -> None:
+    async def _report(self, transport: Transport, made: SegmentsMade | Compacted) -> None:
         """Say what was made. If the controller restarts meanwhile, this still comes before the next registration.
 
         A refusal is no reason to remove them: the controller that died may have granted them, and rows lie in them,
@@ -96,6 +101,16 @@ class Unit:
             message = f"{self.files.directory}: {error.strerror} for {push.count} x {push.nbytes} bytes"
             log.error("unit %d cannot make segments: %s", self.files.unit, message)
             return SegmentsMade(self.files.unit, [], message)
+
+    def _compact(self, push: Compact) -> Compacted:
+        """Nothing is changed by a failure; the controller then leaves the survivors where they are."""
+        try:
+            segment, blocks = compact(self.files, push.batches)
+        except (OSError, QueueError) as error:
+            reason = f"{self.files.directory}: {error}"
+            log.error("unit %d cannot move rows: %s", self.files.unit, reason)
+            return Compacted(self.files.unit, None, [], reason)
+        return Compacted(self.files.unit, segment, blocks)
 
 
 async def serve_unit(

@@ -189,22 +189,38 @@ class PutTable:
         layout = self.layout(put)
         return layout.block(self._data[put], layout.place[name])
 
+    def puts_in(self, segments: Iterable[int]) -> Iterator[int]:
+        """The puts that may have a living block in any of these segments, each once, the oldest number first."""
+        use = self._segments.use
+        return iter(sorted(set().union(*(use[s].puts.get(self, ()) for s in segments if s in use))))
+
+    def living(self, put: int) -> list[Block]:
+        """The blocks of a put that some row still has."""
+        less, rows = self._less.get(put), self.rows[put]
+        return [block for i, block in enumerate(self.blocks(put)) if less is None or less[i] < rows]
+
+    def living_bytes(self, put: int, blocks: Iterable[Block]) -> int:
+        """What these blocks of a put count as live, or a little more."""
+        return sum(share(block.nbytes, self.rows[put], block.rows) for block in blocks)
+
     def add(self, blocks: Sequence[Block], rows: int) -> int:
         """Store the blocks (at least one) of a put, in which `rows` (at least 1) rows live; its number."""
         layout = self._layout_of(blocks)
         put = self._store(layout, layout.pack(blocks), rows)
-        first = blocks[0].segment
         whole = rows == blocks[0].rows
-        if whole and all(block.segment == first for block in blocks):
-            end = max(block.offset + block.nbytes for block in blocks)
-            nbytes = sum(block.nbytes for block in blocks)
-            self._segments.add(self, put, first, end, nbytes, nbytes, len(blocks))
-            self.nbytes += nbytes
-            return put
-        for block in blocks:
-            live = share(block.nbytes, rows, block.rows)
-            self._segments.add(self, put, block.segment, block.offset + block.nbytes, block.nbytes, live)
-            self.nbytes += block.nbytes
+        segment, end, nbytes, live, count = blocks[0].segment, 0, 0, 0, 0
+        for block in blocks:  # mostly all in one segment
+            if block.segment != segment:
+                self._segments.add(self, put, segment, end, nbytes, live, count)
+                segment, end, nbytes, live, count = block.segment, 0, 0, 0, 0
+            size = block.nbytes
+            if block.offset + size > end:
+                end = block.offset + size
+            nbytes += size
+            live += size if whole else share(size, rows, block.rows)
+            count += 1
+            self.nbytes += size
+        self._segments.add(self, put, segment, end, nbytes, live, count)
         return put
 
     def release(self, put: int, rows: int, had: int) -> None:

@@ -9,6 +9,7 @@ controller comes back after its death.
     consuming.py      Consume, ResetConsumption, ClearPartition, AdoptPartitions
     leasing.py        Lease, Renew, Ack, Nack, Drop, Replay, ReleaseHolder, Expire
     trainer.py        OpenTrainer, CommitStep, LoseSegments
+    moving.py         Move
     queries.py      the answers to Lookup, Find, ListKeys, Watch, Stats
     partition.py    groups and the moves between their states
     rows.py order.py consumption.py blocks.py seen.py ready.py changes.py groups.py leases.py    the tables underneath
@@ -21,7 +22,7 @@ from typing import Any
 
 from transfer_queue.errors import Invalid, NotFound, QueueError
 from transfer_queue.keys import UNNAMED
-from transfer_queue.ledger import admission, commit, consuming, leasing, queries, trainer
+from transfer_queue.ledger import admission, commit, consuming, leasing, moving, queries, trainer
 from transfer_queue.ledger.blocks import Segments
 from transfer_queue.ledger.checks import explain
 from transfer_queue.ledger.fingerprint import fingerprint
@@ -209,5 +210,6 @@ _APPLY: dict[type, Callable[[Ledger, Any, float], m.Reply]] = {
     m.OpenTrainer: trainer.open_trainer,
     m.CommitStep: trainer.commit_step,
     m.LoseSegments: trainer.lose_segments,
+    m.Move: moving.move,
     m.Life: Ledger._begin_life,  # pyright: ignore[reportPrivateUsage]
 }

@@ -277,7 +277,7 @@ class ReleaseHolder(Message, tag=True):
 
 
 class Expire(Message, tag=True):
-    """Written by the controller's own timer. Refused from clients, as are LoseSegments and Life."""
+    """Written by the controller's own timer. Refused from clients, as are LoseSegments, Move and Life."""
 
 
 class LoseSegments(Message, tag=True):
@@ -288,6 +288,24 @@ class LoseSegments(Message, tag=True):
     """
 
     segments: list[int]
+
+
+class Moved(Message, array_like=True):
+    """Rows (int64 serials) that lay in these puts of the ledger, at these rows in them (both int32), and lie in
+    `blocks` now, in this order."""
+
+    rows: bytes
+    puts: bytes
+    index: bytes
+    blocks: list[Block]
+
+
+class Move(Message, tag=True):
+    """Written by the controller: survivors of `segments` were copied elsewhere. Refused from clients."""
+
+    partition: str
+    segments: list[int]
+    moved: list[Moved]
 
 
 class Life(Message, tag=True):
@@ -339,6 +357,7 @@ Mutation = (
     | OpenTrainer
     | CommitStep
     | LoseSegments
+    | Move
     | Life
 )
 
@@ -440,7 +459,29 @@ class SegmentsMade(Message, tag=True):
     error: str = ""
 
 
-Query = Hello | Bye | Lookup | Find | Fetch | ListKeys | Watch | Stats | SegmentRequest | RegisterUnit | SegmentsMade
+class Compacted(Message, tag=True):
+    """Answer of a unit to Compact: the one segment made, and the blocks of each batch."""
+
+    unit: int
+    segment: Segment | None
+    blocks: list[list[Block]]
+    error: str = ""
+
+
+Query = (
+    Hello
+    | Bye
+    | Lookup
+    | Find
+    | Fetch
+    | ListKeys
+    | Watch
+    | Stats
+    | SegmentRequest
+    | RegisterUnit
+    | SegmentsMade
+    | Compacted
+)
 
 
 # --- replies ----------------------------------------------------------------------------------------------------
@@ -610,7 +651,20 @@ class FreeSegments(Message, tag=True):
     segments: list[int]
 
 
-Push = MakeSegments | FreeSegments
+class Survivors(Message, array_like=True):
+    """Rows that are to be one put: from each source its blocks, and the rows (int32) in them. The blocks of all sources
+    are of the same fields, kinds, dtypes and shapes."""
+
+    sources: list[tuple[list[Block], bytes]]
+
+
+class Compact(Message, tag=True):
+    """Copy survivors of sealed segments to one new segment. Answer: Compacted."""
+
+    batches: list[Survivors]
+
+
+Push = MakeSegments | FreeSegments | Compact
 
 
 class Request(Message, array_like=True):

@@ -119,6 +119,10 @@ class UnitFiles:
             raise SegmentGone(f"segment {segment:016x} was freed during the read")
         return data
 
+    def data(self, segment: int) -> np.ndarray:
+        """All bytes of a segment; they change when it is freed. Raises SegmentGone."""
+        return self._mapping(segment).data
+
     def write(self, segment: int, offset: int, data: bytes | memoryview) -> None:
         """Write for a client that cannot map the segment. Raises SegmentGone, Invalid."""
         self._range(self._mapping(segment), offset, len(data))[:] = np.frombuffer(data, np.uint8)

@@ -1,0 +1,55 @@
+"""Rows that are moved: read from their blocks, checked against the digests, and written to one new segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transfer_queue.errors import Invalid
+from transfer_queue.net.messages import Block, Segment, Survivors
+from transfer_queue.storage.arena import Extent, fill, verify, within
+from transfer_queue.storage.columns import Column, aligned, read_block
+from transfer_queue.storage.memory import PAGE
+from transfer_queue.storage.unit_files import UnitFiles
+
+
+def compact(files: UnitFiles, batches: Sequence[Survivors]) -> tuple[Segment, list[list[Block]]]:
+    """The segment made, which has no room left, and the blocks of each batch in it.
+
+    Raises OSError (no room), SegmentGone, Corrupt, Invalid; nothing is left behind then.
+    """
+    columns = [_columns(files, batch) for batch in batches]
+    total = sum(aligned(column.nbytes) for batch in columns for column in batch.values())
+    (segment,) = files.make(1, max(PAGE, -(-total // PAGE) * PAGE))
+    try:
+        return segment, _write(files.data(segment.segment), segment.segment, columns)
+    except BaseException:
+        files.free([segment.segment])
+        raise
+
+
+def _columns(files: UnitFiles, batch: Survivors) -> dict[str, Column]:
+    """The survivors of all sources, by field."""
+    if not batch.sources:
+        raise Invalid("survivors of nothing")
+    parts: dict[str, list[Column]] = {}
+    for blocks, index in batch.sources:
+        rows = np.frombuffer(index, "<i4")
+        for block in blocks:
+            data = within(block, files.data(block.segment).data)
+            verify(block, data)
+            parts.setdefault(block.field, []).append(read_block(block, data).take(rows))
+    return {field: columns[0] if len(columns) == 1 else Column.concat(columns) for field, columns in parts.items()}
+
+
+def _write(data: np.ndarray, segment: int, batches: list[dict[str, Column]]) -> list[list[Block]]:
+    at, written = 0, []
+    for columns in batches:
+        blocks: list[Block] = []
+        for field, column in columns.items():
+            nbytes = column.nbytes
+            blocks.append(fill(Extent(segment, at, nbytes, data[at : at + nbytes]), field, column))
+            at += aligned(nbytes)
+        written.append(blocks)
+    return written
