@@ -169,7 +169,8 @@ def test_random_histories_with_crashes_and_damage_lose_nothing_that_was_answered
     seed = random.randrange(1 << 32)
     print("seed", seed)  # noqa: T201
     rng = random.Random(seed)
-    controller, expected = Controller(tmp_path), set()
+    controller, expected = Controller(tmp_path), {"first"}
+    controller.put("first")
     for _ in range(150):
         key = f"k{rng.randrange(40)}"
         if rng.random() < 0.7:

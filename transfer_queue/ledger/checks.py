@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from itertools import islice
 
 import numpy as np
@@ -20,6 +20,11 @@ MAX_SESSIONS = 65536
 """Sessions of a group at most: each costs the ledger memory from its admission on."""
 
 MAX_ORDER = 1 << 62
+
+MAX_SIZES = 256
+"""Sizes of dtypes that are kept; a client may name any number of them."""
+
+_sizes = {"bfloat16": 2}
 
 
 def check_name(what: str, name: str) -> None:
@@ -64,48 +69,38 @@ def check_plain(what: str, value: object) -> None:
 
 def check_blocks(blocks: Sequence[Block], rows: int) -> None:
     """Each block is one column of all rows of the message, within its segment's possible bounds."""
-    check_unique("field", [block.field for block in blocks])
+    fields = [block.field for block in blocks]
+    check_unique("field", fields)
+    check_names("field", fields)
     for block in blocks:
-        check_name("field", block.field)
         if block.rows != rows:
             raise Invalid(f"column {block.field!r} has {block.rows} rows, the message has {rows}")
-        if min(block.offset, block.nbytes, block.segment, block.digest, *block.shape) < 0:
+        shape = block.shape
+        if block.offset < 0 or block.nbytes < 0 or block.segment < 0 or block.digest < 0 or (shape and min(shape) < 0):
             raise Invalid(f"column {block.field!r}: negative segment, offset, size, digest or shape")
-        if block.kind == "dense":
-            _check_dense(block)
-        elif block.nbytes < 8 * (block.rows + 1):
-            raise Invalid(f"column {block.field!r}: {block.nbytes} bytes cannot hold the offsets of {block.rows} rows")
-
-
-def _check_dense(block: Block) -> None:
-    expected = _itemsize(block) * block.rows
-    for extent in block.shape:
-        expected *= extent
-    if expected != block.nbytes:
-        raise Invalid(
-            f"column {block.field!r}: {block.rows} rows of {block.dtype}{list(block.shape)} take {expected} bytes, "
-            f"the block has {block.nbytes}"
-        )
+        if block.kind != "dense":
+            if block.nbytes < 8 * (rows + 1):
+                raise Invalid(f"column {block.field!r}: {block.nbytes} bytes cannot hold the offsets of {rows} rows")
+        elif block.nbytes != math.prod(shape, start=rows * _itemsize(block)):
+            raise Invalid(
+                f"column {block.field!r}: {rows} rows of {block.dtype}{list(shape)} take "
+                f"{math.prod(shape, start=rows * _itemsize(block))} bytes, the block has {block.nbytes}"
+            )
 
 
 def _itemsize(block: Block) -> int:
-    try:
-        return _size_of(block.dtype)
-    except TypeError as error:
-        raise Invalid(f"column {block.field!r}: dtype {block.dtype!r} {error}") from None
-
-
-@lru_cache(256)
-def _size_of(dtype: str) -> int:
-    if dtype == "bfloat16":
-        return 2
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        raise TypeError("is unknown") from None
-    if found.hasobject:
-        raise TypeError("holds references")
-    return found.itemsize
+    size = _sizes.get(block.dtype)
+    if size is None:
+        try:
+            dtype = np.dtype(block.dtype)
+        except (TypeError, ValueError, SyntaxError):
+            raise Invalid(f"column {block.field!r}: unknown dtype {block.dtype!r}") from None
+        if dtype.hasobject:
+            raise Invalid(f"column {block.field!r}: dtype {block.dtype!r} holds references")
+        size = dtype.itemsize
+        if len(_sizes) < MAX_SIZES:
+            _sizes[block.dtype] = size
+    return size
 
 
 def check_spec(spec: GroupSpec) -> None:

@@ -47,6 +47,11 @@ class RowOrder:
         while self._end + count > len(self._log_row):
             self._sweep_or_grow(count)
         serial, end = self._serials.take(count), self._end + count
+        if count == 1:  # quicker than with arrays of one
+            self._log_serial[end - 1] = self.serial_of[rows[0]] = serial
+            self._log_row[end - 1] = rows[0]
+            self._end = end
+            return
         self._log_serial[self._end : end] = np.arange(serial, serial + count)
         self._log_row[self._end : end] = rows
         self.serial_of[self._log_row[self._end : end]] = self._log_serial[self._end : end]

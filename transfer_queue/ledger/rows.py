@@ -73,6 +73,8 @@ class RowTable:
         """New rows without fields and with empty tags; their ids."""
         if not keys:
             return []
+        if len(keys) == 1 and not self._free:
+            return self._add_one(keys[0], owner)
         reused = min(len(keys), len(self._free))
         rows = [self._free.pop() for _ in range(reused)]
         for row, key in zip(rows, keys, strict=False):
@@ -247,6 +249,18 @@ class RowTable:
         self.ids.update(zip(keys, range(first, end), strict=True))
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _add_one(self, key: str, owner: Group | None) -> list[int]:
+        row = len(self.keys)
+        self.keys.append(key)
+        self.tags.append(EMPTY)
+        self.owner.append(owner)
+        if row >= self._capacity:
+            self._grow(row + 1)
+        self.ids[key] = row
+        rows = [row]
+        self.order.add(rows)
+        return rows
 
     def _write_one(self, put: int, mask: int, row: int, index: int) -> None:
         """`write` for an agent's commit: several times quicker than with arrays of one."""
