@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import multiprocessing
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from statistics import quantiles
 from typing import Any
@@ -18,7 +21,8 @@ CHUNK = 2000
 
 def one_round(driver: Any, quick: bool, seed: int) -> dict[str, float]:
     """For each number of groups: seconds of a watch that finds one change, and of a snapshot of all. Then the one-row
-    puts of another client, alone and while somebody watches the largest partition."""
+    puts of another client, alone, while somebody watches the largest partition, and while another process takes
+    snapshots of it again and again."""
     counts = (100, 400) if quick else (1_000, 16_000, 100_000)
     return asyncio.run(_round(driver, counts, 10 if quick else 50, 50 if quick else 1000, seed))
 
@@ -36,8 +40,11 @@ async def _round(driver: Any, counts: tuple[int, ...], changes: int, puts: int, 
         following = asyncio.create_task(_follow(watcher, f"watched-{counts[-1]}"))
         watched = await _puts(other, puts, f"beside-{seed}")
         following.cancel()
+        with _reader(driver.address, f"watched-{counts[-1]}"):
+            read = await _puts(other, puts // 5, f"read-{seed}")
         figures |= {"put beside a watcher, p50": watched[0], "put beside a watcher, p99": watched[1]}
         figures |= {"put alone, p50": alone[0], "put alone, p99": alone[1]}
+        figures |= {"put beside snapshots, p50": read[0], "put beside snapshots, p99": read[1]}
     finally:
         await watcher.close()
         await other.close()
@@ -76,6 +83,36 @@ async def _follow(watcher: Any, partition: str) -> None:
         seen = (await watcher.watch(partition, seen)).seq
 
 
+@contextlib.contextmanager
+def _reader(address: dict[str, str], partition: str) -> Iterator[None]:
+    """A process that takes one snapshot after the other."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_snapshots, args=(address, partition, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        assert here.recv() == "reading"
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _snapshots(address: dict[str, str], partition: str, parent: Any) -> None:
+    asyncio.run(_read(address, partition, parent))
+
+
+async def _read(address: dict[str, str], partition: str, parent: Any) -> None:
+    from transfer_queue.client import QueueClient
+
+    client = await QueueClient.connect(address, name="reader")
+    await client.watch(partition, -1)
+    parent.send("reading")
+    while True:
+        await client.watch(partition, -1)
+
+
 async def _puts(client: Any, count: int, prefix: str) -> tuple[float, float]:
     """(p50, p99) seconds of one-row puts."""
     row = {"tokens": [np.arange(16)]}
@@ -99,6 +136,7 @@ def bars(figures: Figures) -> list[Bar]:
         Bar("watching: put beside a watcher, p50, against alone", share, "ratio", 2.0, "at most"),
         Bar("watching: put beside a watcher, p99 (with the client's part)", 1e3 * median["put beside a watcher, p99"],
             "ms", 2.0, "at most"),
+        *(Bar(f"watching: {name}", 1e3 * median[name], "ms") for name in median if name.startswith("put beside snap")),
     ]  # fmt: skip
 
 
