@@ -1,4 +1,4 @@
-"""`python -m transfer_queue serve|stat|peek|tail|dead|replay|doctor`: a queue at the command line.
+"""`python -m transfer_queue serve|stat|peek|tail|dead|replay|doctor|failpoints`: a queue at the command line.
 
     serve DIRECTORY           run a queue on this machine, without Ray, until Ctrl-C; prints how to connect
     stat                      partitions by state, storage units, clients
@@ -7,6 +7,7 @@
     dead                      groups that ended dead, and why
     replay UID...             give dead groups back to the generators
     doctor                    listeners, room, versions, leftovers of dead runs, and what to do about them
+    failpoints                where a process can be made to die, for tests of what that does
 
 -q DIRECTORY says which queue; else it is the one that TQ_ADDRESS or TQ_DIRECTORY names. Exit status: 0; 2 for an error, which is
 one line; `doctor` 1 if there is something to do.
@@ -83,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--stopped", action="store_true", help="with --clean: stopped runs that could go on, too")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(run=_doctor)
+
+    failpoints = commands.add_parser("failpoints", help="where a process can be made to die, for tests")
+    failpoints.set_defaults(run=_failpoints)
     return parser
 
 
@@ -142,6 +146,13 @@ def _doctor(args: argparse.Namespace) -> int:
         sys.stdout.write(f"{'removed' if removed else 'kept'}: {leftover_line(leftover)}\n")
     if not report.leftovers:
         sys.stdout.write("no dead run has left anything\n")
+    return 0
+
+
+def _failpoints(args: argparse.Namespace) -> int:
+    from transfer_queue.failpoints import listing
+
+    sys.stdout.write(listing())
     return 0
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from transfer_queue.access import UnitAccess
 from transfer_queue.errors import NotFound, QueueError, SegmentGone
+from transfer_queue.failpoints import failpoint
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.messages import (
     Ack,
@@ -154,6 +155,7 @@ class QueueClient(RowVerbs):
                 raise
             finally:
                 arena.wanting &= want == 0
+            failpoint("client.after_commit")
             await self._use(arena, reply.grants)
             committed.append(reply)
 
@@ -227,6 +229,7 @@ class QueueClient(RowVerbs):
 
     async def renew(self, partition: str, token: Token) -> None:
         """A clock lease gets its full time again. Raises Fenced if it has already ended."""
+        failpoint("client.before_renew")
         await self._ask(Renew(partition, token), Ok)
 
     async def ack(self, partition: str, token: Token, uids: Sequence[str], *, step: int = 0) -> None:
@@ -285,6 +288,7 @@ class QueueClient(RowVerbs):
             try:
                 blocks = [fill(e, field, column) for e, (field, column) in zip(extents, columns.items(), strict=True)]
                 await self._access.upload(extents)
+                failpoint("client.after_copy")
                 await send(blocks)
                 self.bytes_written += sum(block.nbytes for block in blocks)
                 return

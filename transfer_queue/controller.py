@@ -24,6 +24,7 @@ from pathlib import Path
 from transfer_queue.absences import UNIT_LOST_AFTER
 from transfer_queue.controller_core import ControllerCore
 from transfer_queue.errors import Invalid
+from transfer_queue.failpoints import failpoint
 from transfer_queue.fetching import Fetching
 from transfer_queue.net.codec import MAX_FRAME, decode_request, encode, failed_of
 from transfer_queue.net.curve import check_network_endpoint, is_network
@@ -92,6 +93,7 @@ class ControllerServer:
     def _turn_ends(self) -> None:
         """Let the answers of this turn go, and set the timer."""
         while self._answers:
+            failpoint("controller.before_flush")
             answers, self._answers = self._answers, []
             for client, frame in answers:
                 if not self._listener.send(client, frame):

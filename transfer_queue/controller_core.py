@@ -35,6 +35,7 @@ from transfer_queue import wording
 from transfer_queue.absences import Absences
 from transfer_queue.compaction import Compaction
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
+from transfer_queue.failpoints import failpoint
 from transfer_queue.fetching import Fetching
 from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger, again, kept
@@ -188,7 +189,9 @@ class ControllerCore:
             paged=paged,
         )
         core._seq, core._replies = seq, state.replies
+        failpoint("recovery.before_life")
         core._accept(Life(format=FORMAT, run=run, epoch=ledger.epoch + (seq > 0)), now)
+        failpoint("recovery.after_life")
         for unit in {unit_of(segment) for segment in ledger.segments.use}:
             core.absences.left(unit, now)
         return core
@@ -317,7 +320,9 @@ class ControllerCore:
         """Apply a mutation and journal it. Raises QueueError, with nothing changed."""
         reply = self.ledger.apply(mutation, now, client, request)
         self._seq += 1
+        failpoint("controller.before_append")
         self._journal.append(Record(seq=self._seq, now=now, client=client, request=request, mutation=mutation))
+        failpoint("controller.after_append")
         self._grants.free(self.ledger.segments.take_emptied())
         return reply
 
@@ -399,12 +404,15 @@ class ControllerCore:
             return Ok()
         if isinstance(m, Compacted):
             return self._moved(m, client, now)
+        failpoint("controller.before_register")
         self._grants.check_unit(client, m)
         lost = self._grants.missing(m)
         if lost:
             self._accept(LoseSegments(segments=lost), now)
         self.absences.back(m.info.unit)
-        return Keep(segments=self._grants.register(client, m))
+        keep = self._grants.register(client, m)
+        failpoint("controller.after_register")
+        return Keep(segments=keep)
 
     def _give_up(self, unit: int, now: float) -> None:
         """The unit has been away for too long: its rows are lost, and nobody writes to its segments any more."""
@@ -548,6 +556,7 @@ class ControllerCore:
         """Respond; what must not be done twice is remembered."""
         if not isinstance(body, REPEATABLE):
             self._replies.put(client, request, kept(reply))
+        failpoint("controller.before_reply")
         self._respond(client, request, reply)
 
     def _respond(self, client: str, request: int, reply: Reply) -> None:

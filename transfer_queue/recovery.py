@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_queue.errors import Corrupt, QueueError
+from transfer_queue.failpoints import failpoint
 from transfer_queue.ledger import Ledger, dump, kept, load
 from transfer_queue.net.messages import Record, Reply
 from transfer_queue.parking import Replies
@@ -43,12 +44,14 @@ def recover(path: str | Path, *, run: str | None = None) -> State:
     gc.disable()  # a million new objects, none of them garbage
     try:
         state = _newest(Path(path), run)
+        failpoint("recovery.after_snapshot")
         for record in read_journals(path, after=state.record, run=run):
             reply = _replay(state.ledger, record, path)
             if record.client:
                 state.replies.put(record.client, record.request, kept(reply))
             state.record = record.seq
             state.tail += replay_seconds(record.mutation)
+            failpoint("recovery.mid_replay")
     finally:
         if collecting:
             gc.enable()

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transfer_queue.errors import Disconnected, QueueError
+from transfer_queue.failpoints import failpoint
 from transfer_queue.net.bulk import BulkServer
 from transfer_queue.net.messages import (
     Compact,
@@ -58,8 +59,10 @@ class Unit:
         async with self._files_free:
             self._life += 1
             inventory = self.files.inventory()
+            failpoint("unit.before_register")
             reply = await transport.request(RegisterUnit(self.info, self._segment_bytes, self.files.budget, inventory))
             assert isinstance(reply, Keep), reply
+            failpoint("unit.after_register")
             self.files.keep(reply.segments)
         log.info("unit %d registered, %d segments kept", self.files.unit, len(reply.segments))
 

@@ -26,6 +26,7 @@ import numpy as np
 import zmq
 
 from transfer_queue.errors import BY_CODE, DeadlineExceeded, Disconnected, Invalid, QueueError
+from transfer_queue.failpoints import failpoint
 from transfer_queue.net.bulk_session import (
     NONCE,
     TO_CLIENT,
@@ -151,6 +152,7 @@ class BulkServer:
             self._strangers.note()
             return
         done, found = self._do(request, data)
+        failpoint("unit.before_answer")
         answer = _encoder.encode(done)
         self._send([peer, answer, found, frame_mac(key, TO_CLIENT, request.id, answer, found)])
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
+from transfer_queue.failpoints import failpoint
 from transfer_queue.net.addresses import endpoint_of
 from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, error_of
 from transfer_queue.net.curve import check_network_endpoint
@@ -157,6 +158,7 @@ class SocketTransport:
             raise
         if self._ready:
             self._ready = self._link.send(frame)
+        failpoint("client.after_send")
         return await self._waiters.result(request, waiting)
 
     async def greet(self) -> Welcome:

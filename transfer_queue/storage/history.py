@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from transfer_queue.failpoints import failpoint
 from transfer_queue.net.messages import Ack, Admit, Clear, Commit, Drop, Lease, Mutation, Nack, Record
 from transfer_queue.processes import die_with_parent
 from transfer_queue.storage.journal import Journal, Sections, journal_files, sync_journals
@@ -82,6 +83,7 @@ class History:
         """Begin a new journal, and write the state before it. A failure is logged, and costs only a slower restart."""
         self._tail = 0.0
         self._journal.rotate(self._record + 1)
+        failpoint("snapshot.after_rotate")
         if not self._fork:
             try:
                 write_snapshot(self._path, self._run, self._record, sections())
@@ -126,6 +128,7 @@ class History:
         for file in (*old, *self._path.parent.glob("snapshot-*.*[0-9]")):
             with contextlib.suppress(OSError):
                 file.unlink()
+            failpoint("snapshot.mid_prune")
 
 
 def _write_in_child(parent: int, path: Path, run: str, record: int, sections: Sections) -> Any:

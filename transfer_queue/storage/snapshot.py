@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from transfer_queue.errors import Corrupt
+from transfer_queue.failpoints import failpoint
 from transfer_queue.storage.journal import frame, read_frame
 
 FORMAT = 1
@@ -53,10 +54,15 @@ def write_snapshot(journal: Path, run: str, record: int, sections: Iterable[list
             for section in sections:
                 file.write(frame(encode(section)))
                 count += 1
+                if count == 1:
+                    file.flush()
+                    failpoint("snapshot.mid_write")
             file.write(frame(encode(["end", count])))
             file.flush()
             os.fsync(fd)
+        failpoint("snapshot.before_rename")
         os.rename(unfinished, path)
+        failpoint("snapshot.after_rename")
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)

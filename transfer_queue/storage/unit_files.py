@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from transfer_queue.errors import Invalid, SegmentGone
+from transfer_queue.failpoints import failpoint
 from transfer_queue.net.messages import Segment
 from transfer_queue.processes import boot_id, wait_for_exit
 from transfer_queue.storage.segments import (
@@ -78,6 +79,7 @@ class UnitFiles:
         """The controller (re)registered this unit: these have live rows, all others go."""
         for segment in set(self._sizes) - set(segments):
             self._unlink(segment)
+            failpoint("unit.mid_keep")
         self._poolable.clear()
 
     def make(self, count: int, nbytes: int, *, touch: bool = True) -> list[Segment]:
@@ -87,11 +89,13 @@ class UnitFiles:
         try:
             for _ in range(count):
                 made.append(self._make_one(nbytes, touch))
+                failpoint("unit.mid_make")
         except OSError:
             for segment in made:
                 self._unlink(segment.segment)
             self._shrink_pool(0)
             raise
+        failpoint("unit.after_make")
         return made
 
     def free(self, segments: Iterable[int]) -> None:
@@ -100,6 +104,7 @@ class UnitFiles:
             nbytes = self._sizes.get(segment)
             if nbytes is None:
                 continue
+            failpoint("unit.mid_free")
             if segment not in self._poolable or self._pooled() + nbytes > POOL_SHARE * self.budget:
                 self._unlink(segment)
                 continue
