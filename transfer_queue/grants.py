@@ -8,7 +8,7 @@ produces     pushes to units: MakeSegments, FreeSegments
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -98,6 +98,7 @@ class SegmentGrants:
         self._written: dict[str, set[int]] = {}
         self._sealed: set[int] = set()
         self._turn = 0
+        self._pooled: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=MAX_UNITS))  # size -> units, a guess
 
     # --- units ------------------------------------------------------------------------------------------------
 
@@ -224,6 +225,8 @@ class SegmentGrants:
             if entry is not None and not entry.spare and entry.writer is None and segment not in self._use:
                 self._forget(segment)
                 by_unit.setdefault(unit_of(segment), []).append(segment)
+                if entry.segment.nbytes != self.units[unit_of(segment)].segment_bytes:
+                    self._pooled[entry.segment.nbytes].append(unit_of(segment))
         for number, freed in by_unit.items():
             self._push_free(self.units[number], freed)
 
@@ -319,9 +322,13 @@ class SegmentGrants:
             self._push_free(unit, [number])
 
     def _ask_large(self, nbytes: int) -> bool:
-        """Ask the first unit, by turns, that has room; or one that has when it frees its spare segments."""
-        for unit in self._by_turns():
+        """Ask the first unit, by turns, that has room, but first one that may have pooled such a segment; or one that
+        has room when it frees its spare segments."""
+        pooled = self._pooled[nbytes]
+        for unit in sorted(self._by_turns(), key=lambda unit: unit.info.unit not in pooled):
             if unit.retry_at is None and unit.room() >= nbytes:
+                if unit.info.unit in pooled:
+                    pooled.remove(unit.info.unit)
                 self._ask(unit, 1, nbytes)
                 return True
         for unit in self._by_turns():

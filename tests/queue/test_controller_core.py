@@ -12,7 +12,7 @@ from transfer_queue.errors import Corrupt
 from transfer_queue.ledger import Ledger
 from transfer_queue.net import messages as m
 from transfer_queue.storage.journal import MemoryJournal
-from transfer_queue.storage.segments import segment_id
+from transfer_queue.storage.segments import segment_id, unit_of
 
 SEGMENT = 1024
 TASKS = [m.TaskSpec("generate", "prompt", ttl=15.0), m.TaskSpec("train", "rows", "incarnation")]
@@ -445,6 +445,25 @@ def test_a_large_put_gets_a_segment_of_its_own_at_the_cost_of_spare_ones() -> No
     granted = world.ask("worker", m.SegmentRequest(9 * SEGMENT, wait=9.0))
     assert granted.segments[0].nbytes >= 9 * SEGMENT
     assert len(world.files[0]) == 5
+
+
+def test_large_segments_come_from_the_unit_that_has_freed_one_of_that_size() -> None:
+    """It may have pooled the file: a fresh one costs several times as much."""
+    world = World(units=2, budget=64 * SEGMENT)
+    world.open()
+    used = []
+    for i in range(5):
+        segment = world.segment("worker", (9 + i % 2) * SEGMENT)
+        used.append(unit_of(segment))
+        world.ask("worker", m.Commit("p", ["a"], [_block(segment)], sealed=[segment]))
+        world.ask("worker", m.Clear("p", ["a"]))
+    assert used[2:] == [used[0], used[1], used[0]]
+
+
+def test_a_request_for_a_segment_seals_those_that_it_names(world: World) -> None:
+    full = world.segment("worker")
+    world.ask("worker", m.SegmentRequest(100, wait=1.0, sealed=[full]))
+    assert full not in world.files[0]
 
 
 def test_a_segment_is_freed_when_it_is_sealed_and_empty_but_not_before(world: World) -> None:
