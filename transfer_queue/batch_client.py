@@ -353,7 +353,7 @@ async def _write(client: QueueClient, part: BatchMeta, columns: Mapping[str, Any
     """Fields or tags of rows of one partition, which must still be the ones that are meant."""
     partition, serials = part.partition_ids[0], _packed(part.indexes)
     found = await client.find(partition, rows=serials, fields=[])
-    plain = None if tags is None else plain_tags(tags)
+    plain = None if tags is None else plain_tags(found.keys, tags)
     await client.put(partition, found.keys, columns, tags=plain, rows=serials)
 
 

@@ -110,7 +110,8 @@ async def _kv_batch_get(
 ) -> TensorDict:
     """Rows in the order of the keys. Fields that not every row has, and rows that do not exist, are left out.
 
-    With `copy` false, fields of rows that were put in this order are views, see QueueClient.get. Raises ValueError if none of the keys exists, or if they have no field in common.
+    With `copy` false, fields of rows that were put in this order are views, see QueueClient.get. Raises
+    ValueError if none of the keys exists, or if they have no field in common.
     """
     names = _list(keys)
     _check_keys(names)
@@ -202,7 +203,7 @@ async def _put(
         raise ValueError("give fields, tags, or both")
     if tags is not None and len(tags) != len(keys):
         raise ValueError(f"{len(keys)} keys but {len(tags)} tags")
-    return await client.put(partition, keys, columns, tags=None if tags is None else plain_tags(tags))
+    return await client.put(partition, keys, columns, tags=None if tags is None else plain_tags(keys, tags))
 
 
 def _check_keys(keys: list[str]) -> None:

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transfer_queue.ledger.checks import check_plain
 from transfer_queue.net.messages import Tag
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
-def plain_tags(tags: Sequence[Tag]) -> list[Tag]:
+def plain_tags(keys: Sequence[str], tags: Sequence[Tag]) -> list[Tag]:
     """The tags with plain values in place of numpy's and torch's: a number for one element, lists for more.
 
-    Raises TypeError for a tag that is no dict.
+    Raises TypeError for a tag that is no dict, Invalid for a value that cannot be a tag; both name the key.
     """
-    return [_plain_tag(tag) for tag in tags]
+    return [_plain_tag(key, tag) for key, tag in zip(keys, tags, strict=True)]
 
 
-def _plain_tag(tag: Tag) -> Tag:
+def _plain_tag(key: str, tag: Tag) -> Tag:
     if not isinstance(tag, dict):
-        raise TypeError(f"a tag is a dict of plain values, got {tag!r}")
+        raise TypeError(f"the tag of {key!r} is {tag!r}; a tag is a dict of plain values")
     if all(type(value) in _PLAIN for value in tag.values()):
         return tag
-    return {name: _plain(value) for name, value in tag.items()}
+    plain = {name: _plain(value) for name, value in tag.items()}
+    for name, value in plain.items():
+        check_plain(f"tag {name!r} of {key!r}", value)
+    return plain
 
 
 def _plain(value: Any) -> Any:

@@ -75,7 +75,8 @@ def _value(column: Column) -> Any:
     if not column.shape:
         return values
     offsets = torch.arange(column.rows + 1) * column.shape[0]
-    return torch.nested.nested_tensor_from_jagged(values.reshape(-1, *column.shape[1:]), offsets)
+    packed = values.reshape(column.rows * column.shape[0], *column.shape[1:])
+    return torch.nested.nested_tensor_from_jagged(packed, offsets)
 
 
 def _stack(values: Sequence[Any]) -> Any:
