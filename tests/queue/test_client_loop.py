@@ -172,6 +172,28 @@ def test_a_forked_process_is_told_to_connect_anew(loop):
     assert loop.run(where()) is threading.current_thread()
 
 
+def test_a_process_forked_after_init_attaches_anew_and_both_go_on(tmp_path):
+    code = f"""
+        import asyncio, os, sys
+        import numpy as np
+        import transfer_queue as tq
+        tq.init({{"directory": {str(tmp_path / "queue")!r}, "storage_dir": {str(tmp_path)!r}, "units": 1}})
+        tq.kv_put("a", "p", fields={{"x": np.arange(3)}})
+        child = os.fork()
+        mine = "child" if child == 0 else "parent"
+        for i in range(30):
+            tq.kv_put(f"{{mine}}-{{i}}", "p", fields={{"x": np.arange(3)}})
+            asyncio.run(tq.async_kv_put(f"{{mine}}-{{i}}", "p", tag={{"i": i}}))
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(tq.kv_list("p")["p"]) == 61
+        tq.close()
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TQ_ADDRESS"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60, env=environment)
+
+
 def test_ctrl_c_cancels_the_work_and_the_loop_goes_on():
     code = """
         import asyncio, os, signal, threading
