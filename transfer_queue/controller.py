@@ -32,7 +32,7 @@ from transfer_queue.net.links import JointListener, Listener, ZmqListener
 from transfer_queue.net.messages import Bye, Hello, Response, Welcome
 from transfer_queue.net.nuisance import Nuisance
 from transfer_queue.net.sockets import check_endpoint
-from transfer_queue.net.stream import StreamListener
+from transfer_queue.net.stream_listener import StreamListener
 from transfer_queue.net.transport import host_id, read_key
 from transfer_queue.processes import exited
 from transfer_queue.sampler import load_sampler

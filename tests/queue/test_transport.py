@@ -31,7 +31,7 @@ from transfer_queue.net.messages import (
     Welcome,
 )
 from transfer_queue.net.sockets import bind_private, check_endpoint
-from transfer_queue.net.stream import STRANGER_LIMIT, StreamListener
+from transfer_queue.net.stream_listener import STRANGER_LIMIT, StreamListener
 from transfer_queue.net.transport import SocketTransport
 
 LISTENERS = {"unix": lambda path, **told: StreamListener(path, **told),

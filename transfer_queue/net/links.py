@@ -1,7 +1,7 @@
 """The two ends of a ZeroMQ connection between clients and the controller, and what any kind of connection offers.
 
 A link is the client's end, a listener the controller's. They carry frames and know nothing of what is in them;
-`net/stream.py` has the ones of a single node.
+`net/stream.py` and `net/stream_listener.py` have the ones of a single node.
 """
 
 from __future__ import annotations
