@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import unpickling
+
 settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
@@ -21,6 +24,18 @@ NEEDED = {
     "gpu": (lambda: Path("/dev/nvidia0").exists(), "no CUDA device"),
     "browser": (lambda: shutil.which("chromium") is not None, "no chromium"),
 }
+
+
+unpickling.watch()
+
+
+@pytest.fixture(autouse=True)
+def no_decoder_unpickles() -> Iterator[None]:
+    """Fails any test in which a decoder of ours resolved a pickled global."""
+    yield
+    found = unpickling.breaches.copy()
+    unpickling.breaches.clear()
+    assert not found, f"data became code: {found}"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
