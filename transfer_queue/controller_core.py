@@ -78,6 +78,7 @@ from transfer_queue.net.messages import (
     Response,
     SegmentRequest,
     SegmentsMade,
+    Spilled,
     Stats,
     Watch,
     Welcome,
@@ -85,7 +86,6 @@ from transfer_queue.net.messages import (
 from transfer_queue.pages import GROUPS, ROWS, Pages
 from transfer_queue.parking import Parked, Parking, Replies, Waiting
 from transfer_queue.recovery import recover, sections
-from transfer_queue.row_verbs import USUAL_WAIT
 from transfer_queue.storage.history import History
 from transfer_queue.storage.journal import FORMAT, JournalLike
 from transfer_queue.storage.segments import unit_of
@@ -292,7 +292,7 @@ class ControllerCore:
                 return self._commit(body, client, request.id, now)
             case Expire() | LoseSegments() | Life() | Consume() | Move() as body:
                 raise Invalid(f"{type(body).__name__} is the controller's own")
-            case RegisterUnit() | SegmentsMade() | Compacted() as body:
+            case RegisterUnit() | SegmentsMade() | Compacted() | Spilled() as body:
                 return self._unit(body, client, now)
             case ListKeys() as body:
                 return self.ledger.listing(body.partition)
@@ -398,12 +398,15 @@ class ControllerCore:
             return reply
         return msgspec.structs.replace(reply, grants=self._grants.hint(client, m.want))
 
-    def _unit(self, m: RegisterUnit | SegmentsMade | Compacted, client: str, now: float) -> Reply:
+    def _unit(self, m: RegisterUnit | SegmentsMade | Compacted | Spilled, client: str, now: float) -> Reply:
         if isinstance(m, SegmentsMade):
             self._grants.made(client, m, now)
             return Ok()
         if isinstance(m, Compacted):
             return self._moved(m, client, now)
+        if isinstance(m, Spilled):
+            self._grants.spilled(client, m, now)
+            return Ok()
         failpoint("controller.before_register")
         self._grants.check_unit(client, m)
         lost = self._grants.missing(m)
@@ -442,8 +445,6 @@ class ControllerCore:
     def _park(self, request: int, body: Waiting, client: str, now: float) -> Reply | None:
         """Let a request wait; the answer if it does not want to."""
         wait = UNIT_GRACE if isinstance(body, Lookup | Find) else body.wait
-        if isinstance(body, Fetch) and wait < 0:
-            wait = USUAL_WAIT
         deadline = now + min(max(0.0, wait), MAX_WAIT)
         parked = Parked(client, request, body, _waits_in(body), now, deadline)
         if deadline <= now:

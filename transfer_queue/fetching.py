@@ -31,7 +31,7 @@ class Fetching:
         found = None if p is None else self._choose(p, m)
         if found is not None:
             return found
-        return Rows() if (self.polling and m.wait < 0) or (m.drained and _drained(p, m.task)) else None
+        return Rows() if (self.polling and m.poll) or (m.drained and _drained(p, m.task)) else None
 
     def wording(self, ledger: Ledger, m: Fetch, waited: float) -> str:
         """Why a fetch got nothing."""

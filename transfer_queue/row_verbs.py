@@ -46,10 +46,9 @@ class RowVerbs:
     ) -> Rows:  # fmt: skip
         """`count` rows that have all the fields, consumed by `task` at once. Raises DeadlineExceeded after `wait`;
         None: as the queue is set, no rows at once (polling) or USUAL_WAIT. `drained`: no rows once all are consumed."""
-        body = Fetch(
-            partition, task, list(fields), count, dict(sampling or {}), -1.0 if wait is None else wait, drained
-        )
-        return await self._ask(body, Rows, USUAL_WAIT if wait is None else wait)
+        poll, wait = wait is None, USUAL_WAIT if wait is None else wait
+        body = Fetch(partition, task, list(fields), count, dict(sampling or {}), wait, drained, poll)
+        return await self._ask(body, Rows, wait)
 
     async def reset_consumption(self, partition: str, task: str | None = None) -> None:
         """The task (None: every task) has consumed nothing. Raises NotFound for an unknown partition."""

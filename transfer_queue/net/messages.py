@@ -26,8 +26,8 @@ else:
 """A tag that is decoded by nobody but who needs to look into it: the controller keeps the bytes."""
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all structs here."""
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """Base of all structs here. None can be part of a cycle, so the garbage collector need not look at them."""
 
 
 # --- values ---------------------------------------------------------------------------------------------------
@@ -68,6 +68,7 @@ class UnitInfo(Message):
     directory: str
     endpoint: str
     nonce: str  # a client that can read `directory/nonce` with this content is on the same node
+    spill: str = ""  # the directory of the segments that are on disk; "" if there is none
 
 
 class Segment(Message, array_like=True):
@@ -406,8 +407,7 @@ class Find(Message, tag=True):
 class Fetch(Message, tag=True):
     """`count` rows that have all `fields` and that `task` has not consumed, chosen by the controller's sampler (which
     gets `sampling`); they are consumed at once. Waits for them; with `drained` the answer is no rows once the task has
-    consumed all there are. `wait` below 0: as the controller is set, no rows at once (polling) or the usual wait.
-    Answer: Rows."""
+    consumed all there are, with `poll` at once if the controller is set to polling. Answer: Rows."""
 
     partition: str
     task: str
@@ -416,6 +416,7 @@ class Fetch(Message, tag=True):
     sampling: dict[str, Any] = {}
     wait: float = 0.0
     drained: bool = False
+    poll: bool = False
 
 
 class ListKeys(Message, tag=True):
@@ -449,6 +450,8 @@ class RegisterUnit(Message, tag=True):
     segment_bytes: int
     budget: int
     inventory: list[tuple[int, int]]  # (segment, nbytes)
+    spilled: list[tuple[int, int]] = []  # the same, of those on disk
+    spill_budget: int = 0  # 0: nothing goes to disk
 
 
 class SegmentsMade(Message, tag=True):
@@ -468,6 +471,14 @@ class Compacted(Message, tag=True):
     error: str = ""
 
 
+class Spilled(Message, tag=True):
+    """Answer of a unit to SpillSegments: those that are on disk now. An error is why others are not."""
+
+    unit: int
+    segments: list[int]
+    error: str = ""
+
+
 Query = (
     Hello
     | Bye
@@ -481,6 +492,7 @@ Query = (
     | RegisterUnit
     | SegmentsMade
     | Compacted
+    | Spilled
 )
 
 
@@ -593,6 +605,8 @@ class UnitStats(Message):
     used: int
     budget: int
     segments: int
+    spilled: int = 0  # bytes on disk, and how many there may be
+    spill_budget: int = 0
 
 
 class QueueStats(Message, tag=True):
@@ -659,12 +673,19 @@ class Survivors(Message, array_like=True):
 
 
 class Compact(Message, tag=True):
-    """Copy survivors of sealed segments to one new segment. Answer: Compacted."""
+    """Copy survivors of sealed segments to one new segment, in memory or on disk. Answer: Compacted."""
 
     batches: list[Survivors]
+    spilled: bool = False
 
 
-Push = MakeSegments | FreeSegments | Compact
+class SpillSegments(Message, tag=True):
+    """Copy sealed segments to disk, up to the byte given, and free their memory. Answer: Spilled."""
+
+    segments: list[tuple[int, int]]
+
+
+Push = MakeSegments | FreeSegments | Compact | SpillSegments
 
 
 class Request(Message, array_like=True):

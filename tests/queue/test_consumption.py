@@ -1,0 +1,281 @@
+"""Serials and what tasks consume of them, without sockets: the ledger's tables, and fetches that wait in the core."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transfer_queue.controller_core import ControllerCore
+from transfer_queue.errors import StorageKeyNotFoundError
+from transfer_queue.fetching import Fetching
+from transfer_queue.ledger.consumption import Consumption
+from transfer_queue.ledger.order import RowOrder, Serials
+from transfer_queue.net import messages as m
+from transfer_queue.net.codec import decode_response, encode
+from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
+
+
+def packed(*serials: int) -> bytes:
+    return np.asarray(serials, "<i8").tobytes()
+
+
+def unpacked(data: bytes) -> list[int]:
+    return np.frombuffer(data, "<i8").tolist()
+
+
+# --- the tables ------------------------------------------------------------------------------------------------------
+
+
+def test_serials_name_rows_for_ever_while_row_ids_are_used_again():
+    """Against a plain dict, with random arrivals, ends and questions."""
+    seed = random.randrange(1 << 32)
+    rng, order, serials = random.Random(seed), RowOrder(Serials()), 0
+    alive: dict[int, int] = {}
+    free = list(range(40))
+    for _ in range(3000):
+        if free and rng.random() < 0.5:
+            row = free.pop(rng.randrange(len(free)))
+            order.add([row])
+            alive[serials] = row
+            serials += 1
+        elif alive:
+            gone = rng.sample(sorted(alive), rng.randint(1, min(5, len(alive))))
+            order.erase(np.asarray([alive[serial] for serial in gone], np.int64))
+            free += [alive.pop(serial) for serial in gone]
+        after, count = rng.randint(-1, serials), rng.choice([0, 1, 3, 100])
+        expected = [serial for serial in sorted(alive) if serial > after][: count or None]
+        found, rows = order.after(after, count)
+        assert found.tolist() == expected, f"seed {seed}"
+        assert rows.tolist() == [alive[serial] for serial in expected], f"seed {seed}"
+        asked = [rng.randint(0, max(1, serials)) for _ in range(4)]
+        assert order.find(np.asarray(asked, np.int64)).tolist() == [alive.get(serial, -1) for serial in asked]
+
+
+def test_a_serial_that_is_gone_is_an_error_that_names_it():
+    order = RowOrder(Serials())
+    order.add([0])
+    with pytest.raises(StorageKeyNotFoundError, match=r"rows \[7\] of partition 'p' \(1 of 2"):
+        order.require(np.asarray([0, 7]), "p")
+
+
+def test_a_row_id_that_is_used_again_is_not_consumed():
+    order, consumption = RowOrder(Serials()), Consumption()
+    order.add([0, 1])
+    consumption.take("t", *order.after(-1))
+    order.erase(np.asarray([1]))
+    order.add([1])
+    assert consumption.unconsumed(order, "t")[0].tolist() == [2]
+    assert consumption.unconsumed(order, "other")[0].tolist() == [0, 2]
+    consumption.reset(["t"])
+    assert consumption.unconsumed(order, "t")[0].tolist() == [0, 2]
+
+
+# --- fetches ---------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A core with clients; `now` is its clock."""
+
+    def __init__(self, directory: Path, sampler: BaseSampler | None = None, *, polling: bool = False) -> None:
+        self.directory, self.make = directory, lambda: Fetching(sampler, polling=polling)
+        self.now, self.requests = 0.0, 0
+        self.answers: dict[tuple[str, int], Any] = {}
+        self.start()
+
+    def start(self) -> None:
+        self.core = ControllerCore.recover(
+            self.directory / "journal", send=self.take, now=self.now, run="r", fetching=self.make()
+        )
+        for client in ("producer", "consumer", "other"):
+            self.core.handle(client, m.Request(0, m.Hello(m.VERSION, "r", "", client)), self.now)
+
+    def restart(self) -> None:
+        self.core.close()
+        self.now += 1
+        self.start()
+
+    def take(self, client: str, response: m.Response) -> None:
+        self.answers[client, response.id] = decode_response(encode(response)).body
+
+    def ask(self, body: Any, client: str = "consumer") -> Any:
+        """The answer; None while it waits."""
+        self.requests += 1
+        self.ticket = (client, self.requests)
+        self.core.handle(client, m.Request(self.requests, body), self.now)
+        return self.answers.get(self.ticket)
+
+    def put(self, *keys: str, tags: list[Any] | None = None) -> Any:
+        """Rows that have no fields: what is fetched without asking for any is ready."""
+        return self.ask(m.Commit("p", list(keys), tags=tags or [{}] * len(keys)), "producer")
+
+    def fetch(self, count: int, task: str = "t", client: str = "consumer", **more: Any) -> Any:
+        return self.ask(m.Fetch("p", task, [], count, wait=more.pop("wait", 10.0), **more), client)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_rows_are_consumed_once_per_task_in_the_order_in_which_they_came(world):
+    world.put("a", "b", "c")
+    assert world.fetch(2).keys == ["a", "b"]
+    world.put("d")
+    assert world.fetch(2).keys == ["c", "d"]
+    assert world.fetch(4, "another").keys == ["a", "b", "c", "d"]
+
+
+def test_a_fetch_waits_for_its_rows_and_is_woken_by_the_last(world):
+    assert world.fetch(2) is None
+    ticket = world.ticket
+    world.put("a")
+    assert ticket not in world.answers
+    world.put("b")
+    assert world.answers[ticket].keys == ["a", "b"]
+
+
+def test_a_fetch_that_waited_in_vain_says_what_there_is(world):
+    world.put("a")
+    assert world.fetch(2, wait=5.0) is None
+    world.now += 5.0
+    world.core.tick(world.now)
+    failed = world.answers[world.ticket]
+    assert failed.code == "deadline"
+    assert "task 't' waited 5.0 s for 2 rows of 'p'" in failed.message
+    assert "1 of its 1 rows are not consumed, 1 of them have all the fields" in failed.message
+
+
+def test_with_polling_too_few_rows_are_an_empty_answer_unless_a_wait_is_given(tmp_path):
+    world = World(tmp_path, polling=True)
+    assert world.fetch(1, poll=True) == m.Rows()
+    assert world.fetch(1, wait=5.0) is None
+
+
+def test_a_fetch_may_end_when_all_rows_are_consumed(world):
+    assert world.fetch(1, drained=True) is None, "there is nothing that could be consumed yet"
+    first = world.ticket
+    assert world.fetch(1, client="other", drained=True) is None
+    second = world.ticket
+    world.put("a")
+    assert world.answers[first].keys == ["a"]
+    assert world.answers[second] == m.Rows()
+
+
+def test_a_restarted_controller_knows_what_was_consumed_whatever_the_sampler_is_now(tmp_path):
+    world = World(tmp_path, GRPOGroupNSampler(2))
+    world.put("a", "b", "c", "d", "e")
+    assert world.fetch(2).keys == ["a", "b"]
+    world.make = Fetching
+    world.restart()
+    assert world.fetch(3).keys == ["c", "d", "e"]
+    again = world.ask(m.Find("p", fields=[], task="t"))
+    assert (unpacked(again.rows), list(again.consumed)) == ([0, 1, 2, 3, 4], [1] * 5)
+
+
+def test_a_repeated_request_gets_the_same_rows_also_after_a_restart(tmp_path):
+    world = World(tmp_path)
+    world.put("a", "b")
+    first = world.fetch(1)
+    (client, request), body = world.ticket, m.Fetch("p", "t", [], 1, wait=10.0)
+    world.restart()
+    world.core.handle(client, m.Request(request, body), world.now)
+    assert world.answers[client, request].keys == first.keys == ["a"]
+
+
+def test_what_ranks_are_still_to_get_survives_a_restart(tmp_path):
+    world = World(tmp_path, RankAwareSampler())
+    world.put("a", "b", "c")
+    at = {"dp_rank": 0, "batch_index": 0}
+    assert world.fetch(2, sampling=at).keys == ["a", "b"]
+    world.make = lambda: Fetching(RankAwareSampler())
+    world.restart()
+    assert world.fetch(2, sampling=at, client="other").keys == ["a", "b"]
+    assert world.fetch(1, sampling=at | {"dp_rank": 1}).keys == ["c"]
+
+
+def test_consumption_is_reset_for_one_task_or_all(world):
+    world.put("a")
+    for task in ("t", "u"):
+        world.fetch(1, task)
+    world.ask(m.ResetConsumption("p", "t"))
+    assert world.fetch(1, "t").keys == ["a"]
+    assert world.fetch(1, "u", wait=0.0).code == "deadline"
+    world.ask(m.ResetConsumption("p"))
+    assert world.fetch(1, "u").keys == ["a"]
+
+
+def test_a_write_to_a_row_that_was_put_anew_is_refused_and_changes_nothing(world):
+    world.put("a")
+    old = world.ask(m.Find("p", keys=["a"]))
+    world.ask(m.Clear("p", ["a"]))
+    world.put("a", tags=[{"new": True}])
+    failed = world.ask(m.Commit("p", ["a"], tags=[{"late": True}], rows=old.rows))
+    assert failed.code == "rows_gone"
+    assert world.ask(m.Find("p", rows=old.rows)).code == "rows_gone"
+    world.ask(m.Clear("p", [], rows=old.rows))
+    assert world.ask(m.ListKeys("p")).partitions["p"] == {"a": {"new": True}}
+
+
+def test_a_partition_is_cleared_with_what_was_consumed_of_it(world):
+    world.put("a")
+    world.fetch(1)
+    assert world.ask(m.ClearPartition("p")) == m.Ok()
+    assert world.ask(m.ListKeys(None)).partitions == {}
+    assert world.ask(m.ClearPartition("p")).code == "not_found"
+    world.put("b")
+    assert world.fetch(1).keys == ["b"]
+
+
+def journaled(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+class Wrong(BaseSampler):
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (KeyError("x"), "sampler Wrong: KeyError: 'x'"),
+        (None, "returned None"),
+        ([1, 2, 3], "returned"),
+        (([7], [7]), "not ready"),
+        (([0, 0], [0]), "a row twice"),
+        (([0], [5]), "not ready"),
+    ],
+)
+def test_a_sampler_that_misbehaves_fails_the_fetch_and_consumes_nothing(tmp_path, answer, match):
+    world = World(tmp_path, Wrong(answer))
+    world.put("a", "b")
+    size = journaled(tmp_path)
+    failed = world.fetch(1)
+    assert (failed.code, match in failed.message) == ("invalid", True), failed.message
+    assert journaled(tmp_path) == size
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        (m.Fetch("p", "t", [], 0), "batch_size=0"),
+        (m.Fetch("p", "", [], 1), "task_name"),
+        (m.Find("p", rows=b"123"), "8 bytes each"),
+        (m.Consume("p", "t", [], b"", b""), "the controller's own"),
+        (m.Commit("p", ["a", "b"], tags=[{}, {}], rows=packed(0)), "do not name the same rows"),
+    ],
+)
+def test_malformed_requests_are_refused(world, body, match):
+    world.put("a", "b")
+    failed = world.ask(body)
+    assert (failed.code, match in failed.message) == ("invalid", True), failed.message
