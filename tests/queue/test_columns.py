@@ -13,7 +13,7 @@ from transfer_queue.net.messages import Block
 from transfer_queue.storage.arena import Extent, fill
 from transfer_queue.storage.columns import DTYPES, Column, read_block
 from transfer_queue.storage.convert import as_column, as_columns
-from transfer_queue.storage.gather import join_single
+from transfer_queue.storage.gather import gather, join_single
 
 RAGGED = [np.array([1, 2, 3]), np.array([], dtype=np.int64), np.array([4])]
 
@@ -166,3 +166,25 @@ def test_a_block_of_one_row_whose_offsets_lie_is_not_joined(at):
     assert join_single(blocks, data, np.empty) is None
     with pytest.raises(Corrupt):
         read_block(blocks[1], data[1])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("longest", [3, 2000])
+@pytest.mark.parametrize("kind", ["dense", "wide", "ragged", "ragged in two", "object"])
+def test_rows_gathered_from_many_blocks_are_the_rows_asked(kind, longest, seed):
+    rng = np.random.default_rng(seed)
+    make = {
+        "dense": lambda n: Column.dense(rng.random(n)),
+        "wide": lambda n: Column.dense(rng.integers(0, 9, (n, longest, 2))),
+        "ragged": lambda n: Column.ragged([rng.random(rng.integers(0, longest + 1)) for _ in range(n)]),
+        "ragged in two": lambda n: Column.ragged([rng.random((rng.integers(0, longest + 1), 2)) for _ in range(n)]),
+        "object": lambda n: Column.objects(["x" * int(rng.integers(0, longest)) for _ in range(n)]),
+    }[kind]
+    sizes = rng.integers(1, [2, 4, 40][seed % 3], int(rng.integers(1, 6)))
+    columns = {7 * i: make(n) for i, n in enumerate(sizes.tolist())}
+    asked = [(b, int(rng.integers(columns[b].rows))) for b in rng.choice(list(columns), 30).tolist()]
+    block, row = (np.array(numbers, np.int32) for numbers in zip(*asked, strict=True))
+    got = gather("f", block, row, columns)
+    expected = [columns[b][r] for b, r in asked]
+    assert all(np.array_equal(a, b) for a, b in zip(got.rows_list(), expected, strict=True))
+    assert got.rows == 30

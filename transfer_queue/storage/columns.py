@@ -11,7 +11,7 @@ Whoever reads a block passes it through `read_block`, which believes nothing tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -135,12 +135,12 @@ class Column:
             return replace(part, values=_copied(part.values, empty))
         if self.offsets is None:
             values = empty((len(index), *self.shape), self.values.dtype)
-            np.take(self.values, index, axis=0, out=values, mode="clip")  # "raise" would copy once more
+            np.take(self.values, index, axis=0, out=values, mode="clip")
             return Column(self.kind, self.dtype, self.shape, values, None, len(index))
         starts, lengths = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
         offsets = np.zeros(len(index) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        values = _gather(self.values, starts, lengths, offsets, empty)
+        values = _gather(self.values, starts, lengths, int(offsets[-1]), empty)
         return Column(self.kind, self.dtype, self.shape, values, offsets, len(index))
 
     def view(self, start: int, end: int) -> Column:
@@ -161,7 +161,8 @@ class Column:
             if (column.kind, column.dtype, column.shape) != (first.kind, first.dtype, first.shape):
                 raise Invalid(f"columns differ: {first.describe()} and {column.describe()}")
         rows = sum(c.rows for c in columns)
-        values = joined([c.values for c in columns], empty)
+        values = empty((sum(len(c.values) for c in columns), *first.values.shape[1:]), first.values.dtype)
+        np.concatenate([c.values for c in columns], out=values)
         if first.offsets is None:
             return Column(first.kind, first.dtype, first.shape, values, None, rows)
         offsets = np.zeros(rows + 1, dtype=np.int64)
@@ -193,7 +194,7 @@ class Column:
             head = self.offsets.view(np.uint8)
             parts = [head, np.zeros(self._values_at() - len(head), np.uint8)]
         if self.values.nbytes:
-            parts.append(_bytes(np.ascontiguousarray(self.values)))
+            parts.append(bytes_of(np.ascontiguousarray(self.values)))
         return parts
 
     def _values_at(self) -> int:
@@ -258,16 +259,26 @@ def _offsets_fit(offsets: np.ndarray, count: int) -> bool:
     return bool(offsets[0] == 0 and offsets[-1] <= count and (offsets[1:] >= offsets[:-1]).all())
 
 
-def joined(arrays: Sequence[np.ndarray], empty: Empty = np.empty) -> np.ndarray:
-    """Arrays of one dtype, end to end along their first dimension, in memory from `empty`."""
-    first = arrays[0]
-    out = empty((sum(map(len, arrays)), *first.shape[1:]), first.dtype)
-    return np.concatenate(arrays, out=out)
-
-
-def _bytes(values: np.ndarray) -> np.ndarray:
+def bytes_of(values: np.ndarray) -> np.ndarray:
     """The memory of a contiguous array."""
     return values.reshape(-1).view(np.uint8)
+
+
+def copy_slices(slices: Iterable[memoryview], out: np.ndarray) -> None:
+    """Lay bytes end to end in `out`. Slices of memoryviews cost half of what those of arrays do."""
+    target, at = bytes_of(out).data, 0
+    for part in slices:
+        end = at + len(part)
+        target[at:end] = part
+        at = end
+
+
+def elements(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The indexes start, start + 1, ... of each piece, end to end."""
+    ends = np.cumsum(lengths)
+    index = np.arange(int(ends[-1]) if len(ends) else 0)
+    index += np.repeat(starts - (ends - lengths), lengths)
+    return index
 
 
 def _copied(values: np.ndarray, empty: Empty) -> np.ndarray:
@@ -276,20 +287,12 @@ def _copied(values: np.ndarray, empty: Empty) -> np.ndarray:
     return out
 
 
-def _gather(
-    values: np.ndarray, starts: np.ndarray, lengths: np.ndarray, offsets: np.ndarray, empty: Empty
-) -> np.ndarray:  # fmt: skip
+def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray, total: int, empty: Empty) -> np.ndarray:
     """The pieces values[start : start + length], end to end."""
-    total = int(offsets[-1])
-    item = values.nbytes // len(values) if len(values) else 0
     out = empty((total, *values.shape[1:]), values.dtype)
-    if len(starts) == 1 or total * item > LONG_ROW_BYTES * len(starts):
-        source, target, at = _bytes(values).data, _bytes(out).data, 0
-        for start, end in zip((item * starts).tolist(), (item * (starts + lengths)).tolist(), strict=True):
-            to = at + end - start
-            target[at:to] = source[start:end]  # of memoryviews: half the overhead of arrays
-            at = to
+    if len(starts) == 1 or out.nbytes > LONG_ROW_BYTES * len(starts):
+        item, source = out.dtype.itemsize * math.prod(out.shape[1:]), bytes_of(values).data
+        cuts = zip((item * starts).tolist(), (item * (starts + lengths)).tolist(), strict=True)
+        copy_slices((source[start:end] for start, end in cuts), out)
         return out
-    index = np.arange(total)
-    index += np.repeat(starts - offsets[:-1], lengths)
-    return np.take(values, index, axis=0, out=out, mode="clip")
+    return np.take(values, elements(starts, lengths), axis=0, out=out, mode="clip")  # "raise" would copy once more

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Block, Located
-from transfer_queue.storage.columns import Column, aligned, joined, storage_dtype
+from transfer_queue.storage.columns import (
+    LONG_ROW_BYTES,
+    Column,
+    aligned,
+    bytes_of,
+    copy_slices,
+    elements,
+    storage_dtype,
+)
 from transfer_queue.storage.memory import Empty
 
 FEW_ROWS_PER_BLOCK = 4
-"""Up to this many rows per block on average, rows are joined one by one; above, block by block."""
+"""Up to this many rows per block on average, rows are copied one by one; above, and if they are short, by vectorised
+indexes block by block."""
 
 
 def places(located: Located) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -49,19 +59,31 @@ def gather(
         return columns[int(block[0])].take(row, empty=empty)
     used, inverse = np.unique(block, return_inverse=True)
     parts = _alike(field, [columns[b] for b in used.tolist()])
-    if len(parts) == 1:
-        return parts[0].take(row, empty=empty)
-    if len(block) <= FEW_ROWS_PER_BLOCK * len(parts):
-        return _join_rows(parts, inverse, row, empty)
-    order = np.argsort(inverse, kind="stable")
-    starts = np.searchsorted(inverse[order], np.arange(len(parts) + 1))
-    taken = [part.take(row[order[a:b]], empty=empty) for part, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
-    result = Column.concat(taken, empty=empty)
-    if (order[1:] > order[:-1]).all():
-        return result
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return result.take(back, empty=empty)
+    return parts[0].take(row, empty=empty) if len(parts) == 1 else _from_parts(parts, inverse, row, empty)
+
+
+def _from_parts(parts: list[Column], part: np.ndarray, row: np.ndarray, empty: Empty) -> Column:
+    """Row `row[i]` of column `parts[part[i]]` for each i: every row is copied once, to its place."""
+    first, starts, lengths = parts[0], row.astype(np.int64), np.ones(len(row), np.int64)
+    if first.offsets is not None:
+        cuts = np.concatenate([column.offsets for column in parts if column.offsets is not None])
+        at = np.cumsum([0, *(column.rows + 1 for column in parts[:-1])])[part] + row
+        starts, lengths = cuts[at], cuts[at + 1] - cuts[at]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    out = empty((int(offsets[-1]), *first.values.shape[1:]), first.values.dtype)
+    if out.nbytes > LONG_ROW_BYTES * len(row) or len(row) <= FEW_ROWS_PER_BLOCK * len(parts):
+        item = out.dtype.itemsize * math.prod(out.shape[1:])
+        sources = [bytes_of(column.values).data for column in parts]
+        places = zip(part.tolist(), (item * starts).tolist(), (item * (starts + lengths)).tolist(), strict=True)
+        copy_slices((sources[p][start:end] for p, start, end in places), out)
+    else:
+        order = np.argsort(part, kind="stable")
+        bounds = np.searchsorted(part[order], np.arange(len(parts) + 1)).tolist()
+        for column, (a, b) in zip(parts, pairwise(bounds), strict=True):
+            mine = order[a:b]
+            source, target = elements(starts[mine], lengths[mine]), elements(offsets[mine], lengths[mine])
+            out[target] = column.values[source]
+    return Column(first.kind, first.dtype, first.shape, out, None if first.offsets is None else offsets, len(row))
 
 
 def join_single(blocks: Sequence[Block], data: Sequence[memoryview], empty: Empty) -> Column | None:
@@ -86,34 +108,11 @@ def join_single(blocks: Sequence[Block], data: Sequence[memoryview], empty: Empt
             return None
     elif (lengths != 1).any():
         return None
-    ends = np.cumsum(sizes)
-    values = empty((int(ends[-1]),), np.uint8)
-    target, start = values.data, 0
-    for part, end in zip(data, ends.tolist(), strict=True):
-        target[start:end] = part[head:]
-        start = end
+    values = empty((int(sizes.sum()),), np.uint8)
+    copy_slices((part[head:] for part in data), values)
     offsets = np.concatenate([[0], np.cumsum(lengths)]) if head else None
     values = values.view(dtype).reshape(-1, *first.shape)
     return Column(first.kind, first.dtype, first.shape, values, offsets, len(blocks))
-
-
-def _join_rows(parts: list[Column], part: np.ndarray, row: np.ndarray, empty: Empty) -> Column:
-    first = parts[0]
-    pairs = list(zip(part.tolist(), row.tolist(), strict=True))
-    if first.offsets is None:
-        values = joined([parts[p].values[r : r + 1] for p, r in pairs], empty)
-        return Column(first.kind, first.dtype, first.shape, values, None, len(pairs))
-    pieces = []
-    offsets = np.zeros(len(pairs) + 1, np.int64)
-    total = 0
-    for i, (p, r) in enumerate(pairs):
-        cut = parts[p].offsets
-        assert cut is not None
-        piece = parts[p].values[cut[r] : cut[r + 1]]
-        pieces.append(piece)
-        total += len(piece)
-        offsets[i + 1] = total
-    return Column(first.kind, first.dtype, first.shape, joined(pieces, empty), offsets, len(pairs))
 
 
 def _alike(field: str, parts: list[Column]) -> list[Column]:
