@@ -10,7 +10,14 @@ from pathlib import Path
 
 from transfer_queue.absences import UNIT_LOST_AFTER
 from transfer_queue.errors import QueueError
-from transfer_queue.processes import ReadyPipe, allow_many_files, be_served_first, die_with_parent, stop_event
+from transfer_queue.processes import (
+    ReadyPipe,
+    allow_many_files,
+    be_served_first,
+    collect_only_young_garbage,
+    die_with_parent,
+    stop_event,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,11 +63,17 @@ def _parser() -> argparse.ArgumentParser:
 async def _serve_controller(args: argparse.Namespace) -> None:
     from transfer_queue.controller import serve_controller
 
+    pipe = ReadyPipe(args.ready_fd)
+
+    def ready() -> None:
+        collect_only_young_garbage()
+        pipe.say()
+
     await serve_controller(
         args.directory, args.socket, run=args.run, key_file=args.key_file, stop=stop_event(),
         segment_bytes=args.segment_bytes, fsync=args.fsync, network=args.network,
         unit_lost_after=args.unit_lost_after,
-        sampler=args.sampler, polling=args.polling, ready=ReadyPipe(args.ready_fd).say,
+        sampler=args.sampler, polling=args.polling, ready=ready,
     )  # fmt: skip
 
 

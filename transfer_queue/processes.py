@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import select
@@ -33,6 +34,13 @@ def be_served_first() -> None:
         return
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def collect_only_young_garbage() -> None:
+    """Let the garbage collector leave alone what has lived for long: one look at the groups of a million rows takes
+    140 ms. Old objects are freed when nothing refers to them any more; cycles of old ones are not made here."""
+    gc.freeze()
+    gc.set_threshold(1000, 5, 1 << 30)
 
 
 def allow_many_files() -> None:

@@ -12,6 +12,7 @@ from benchmarks.queue.workload import Figures
 COLOURS = {"ours": "#2563eb", "peer": "#d97706", "memcpy": "#6b7280"}
 NOT_SECONDS = (
     "bytes", "bytes a row", "trials", "clients", "requests a second, slowest client", "descriptors", "threads",
+    "rows", "found",
 )  # fmt: skip
 
 

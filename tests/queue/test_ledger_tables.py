@@ -81,6 +81,23 @@ def test_a_change_log_coalesces_and_knows_what_it_forgot() -> None:
     assert log.after(6) is None
 
 
+def test_many_changes_are_told_in_several_answers_that_leave_out_none() -> None:
+    ledger = opened()
+    uids = [prompt_uid(0, i) for i in range(600)]
+    ledger.apply(m.Admit("p", [m.GroupSpec(uid, 1, i) for i, uid in enumerate(uids)]), 0.0)
+    told, since = [], 0
+    while since < ledger.sequence("p"):
+        changes = ledger.changes("p", since)
+        assert not changes.snapshot
+        assert 0 < len(changes.groups) <= 256
+        told += [group.uid for group in changes.groups]
+        since = changes.seq
+        if len(told) < 300:
+            ledger.apply(m.Drop("p", [uids[0]], "stale"), 1.0)  # a group that was told already, and one that was not
+            ledger.apply(m.Drop("p", [uids[599]], "stale"), 1.0)
+    assert sorted(told) == sorted([*uids, uids[0]])
+
+
 def test_lookup_finds_rows_across_blocks_and_names_what_is_missing() -> None:
     ledger = Ledger()
     ledger.apply(m.Commit("p", ["a", "b"], [block("x", 2), block("y", 2, 64)]), 0.0)

@@ -53,6 +53,13 @@ class ChangeLog:
             found.append((uid, final))
         return found[::-1]
 
+    def first(self, since: int, count: int) -> tuple[list[tuple[str, GroupView | None]], int] | None:
+        """`after`, but the oldest `count` at most; and the number of the last change that they tell."""
+        found = self.after(since)
+        if found is None or len(found) <= count:
+            return None if found is None else (found, self.seq)
+        return found[:count], self._entries[found[count - 1][0]][0]
+
     def dump(self) -> Iterator[list[Any]]:
         """For `load`; see dump.py."""
         entries = [[uid, seq, _encode(final) if final else None] for uid, (seq, final) in self._entries.items()]

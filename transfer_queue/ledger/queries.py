@@ -15,6 +15,9 @@ from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.tags import shown
 from transfer_queue.net.messages import Block, Changes, FieldPlace, Located, PartitionStats, Tag
 
+MAX_CHANGES = 256
+"""Changed groups in one answer: about a millisecond. Who asks on from its number gets the next."""
+
 
 def lookup(p: Partition, keys: Sequence[str], fields: Sequence[str] | None) -> Located:
     """Where rows lie; keys that are missing or hidden are left out. Raises NotFound for a field that a row lacks."""
@@ -96,14 +99,16 @@ def snapshot_parts(p: Partition, size: int) -> Iterator[Changes]:
 
 
 def changes(p: Partition, since: int) -> Changes:
-    """Groups that changed after `since`; all that are not ended if that is unknown, too long ago, or -1."""
-    changed = p.changes.after(since)
+    """Groups that changed after `since`, the oldest changes if they are many (`seq` tells how far they go); all that
+    are not ended if `since` is unknown, too long ago, or -1."""
+    changed = p.changes.first(since, MAX_CHANGES)
     if changed is None:
         live = chain.from_iterable(p.by_state[state].values() for state in OUTSTANDING)
         groups = [p.view(group) for group in sorted(live, key=lambda group: (group.order, group.uid))]
-    else:
-        groups = [final if final is not None else p.view(p.groups[uid]) for uid, final in changed]
-    return Changes(seq=p.changes.seq, groups=groups, depth=p.depth(), snapshot=changed is None)
+        return Changes(seq=p.changes.seq, groups=groups, depth=p.depth(), snapshot=True)
+    entries, seq = changed
+    groups = [final if final is not None else p.view(p.groups[uid]) for uid, final in entries]
+    return Changes(seq=seq, groups=groups, depth=p.depth())
 
 
 def stats(p: Partition, now: float) -> PartitionStats:

@@ -16,7 +16,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +29,7 @@ from transfer_queue.storage.snapshot import snapshots, write_snapshot
 
 log = logging.getLogger(__name__)
 
-TAIL = 0.4
+TAIL = 0.3
 """Seconds that the records after a snapshot may take to replay, by the estimate of `replay_seconds`."""
 
 KEPT = 2
@@ -142,7 +141,9 @@ def _write_in_child(parent: int, path: Path, run: str, record: int, sections: Se
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                os.closerange(max(fd, 3), fd + 1)
         die_with_parent(parent)
         os.nice(5)
         sync_journals(path)
