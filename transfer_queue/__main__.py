@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--units", type=int, default=2, help="storage units")
     serve.add_argument("--storage-dir", type=Path, help="where rows are stored (default: /dev/shm if it has the room)")
     serve.add_argument("--unit-budget", type=_bytes, help="bytes a unit may hold: 500M, 4G, ...")
+    serve.add_argument("--spill-dir", type=Path, help="where rows go when memory is full (default: DIRECTORY/spill)")
+    serve.add_argument("--spill-budget", type=_bytes, help="bytes a unit may move there; 0: none")
     serve.add_argument("--bind", metavar="IP", help="this node's IP, to serve other nodes too (encrypted)")
     serve.add_argument("--encrypt-bulk", action="store_true", help="with --bind: encrypt row data too")
     serve.add_argument("--fsync", action="store_true", help="an acknowledged change is on the disk")
@@ -113,6 +115,7 @@ def _serve(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     service = QueueService(
         args.directory, storage_dir=args.storage_dir, units=args.units, unit_budget_bytes=args.unit_budget,
+        spill_dir=args.spill_dir, spill_budget_bytes=args.spill_budget,
         fsync=args.fsync, bind=args.bind, encrypt_bulk=args.encrypt_bulk,
     )  # fmt: skip
     return asyncio.run(_serve_until_stopped(service, clean=args.clean))

@@ -95,7 +95,8 @@ class UnitAccess:
             if segment not in views:
                 pin = self._pins.get(segment)
                 if pin is None:
-                    pin = self._pins[segment] = pin_segment(self._info(unit).directory, segment)
+                    info = self._info(unit)
+                    pin = self._pins[segment] = pin_segment(info.directory, segment, info.spill)
                 views[segment] = pin.private_view().data
             result.append(within(block, views[segment]))
         return result
@@ -132,7 +133,8 @@ class UnitAccess:
         return data.data
 
     def _map_for_read(self, segment: int) -> Mapping:
-        return self._read.open(self._info(unit_of(segment)).directory, segment)[0]
+        info = self._info(unit_of(segment))
+        return self._read.open(info.directory, segment, info.spill)[0]
 
     def _is_local(self, unit: int) -> bool:
         self._info(unit)

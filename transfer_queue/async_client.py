@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from transfer_queue.access import UnitAccess
 from transfer_queue.errors import NotFound, QueueError, SegmentGone
@@ -107,10 +107,12 @@ class QueueClient(RowVerbs):
         return cls(transport, access)
 
     async def open_partition(
-        self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0
-    ) -> None:
-        """Declare a partition, its tasks and its credit; again only changes the credit."""
-        await self._ask(OpenPartition(partition, list(tasks), max_groups, max_bytes), Ok)
+        self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0,
+        durability: Literal["", "memory", "spill"] = "",
+    ) -> None:  # fmt: skip
+        """Declare a partition, its tasks and its credit; again only changes the credit. `durability`: "spill" (the
+        default) lets its rows go to disk when memory is full, "memory" makes writers wait instead."""
+        await self._ask(OpenPartition(partition, list(tasks), max_groups, max_bytes, durability), Ok)
 
     async def admit(
         self, partition: str, groups: Sequence[GroupSpec], columns: Mapping[str, Any], *, wait: float = 60.0

@@ -57,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     unit.add_argument("--unit", type=int, required=True)
     unit.add_argument("--endpoint", required=True, help="where this unit serves bulk bytes, ipc://PATH or tcp://IP:*")
     unit.add_argument("--budget", type=int, required=True, help="bytes of segments at most")
+    unit.add_argument("--spill", type=Path, help="directory on disk for segments that memory has no room for")
+    unit.add_argument("--spill-budget", type=int, default=0, help="bytes there at most")
     return parser
 
 
@@ -83,6 +85,7 @@ async def _serve_unit(args: argparse.Namespace) -> None:
     address = {"run": args.run, "socket": args.socket, "key_file": args.key_file}
     await serve_unit(
         address, unit=args.unit, directory=args.directory, endpoint=args.endpoint, budget=args.budget,
+        spill=args.spill, spill_budget=args.spill_budget,
         segment_bytes=args.segment_bytes, stop=stop_event(), ready=ReadyPipe(args.ready_fd).say,
     )  # fmt: skip
 

@@ -48,12 +48,13 @@ class _Job:
     partition: Partition
     segments: list[int]
     batches: list[Batch]
+    spilled: bool
 
 
 class Compaction:
     """Invariants:
 
-    - A unit has one job at a time, of rows of one partition and segments of the unit.
+    - A unit has one job at a time, of rows of one partition and segments of the unit, all in memory or all on disk.
     - Only sealed segments are emptied, so nothing comes into them meanwhile.
     - A row is where the ledger says before and after: Move names rows by serial and changes only those whose place is
       still the one that was copied. What was copied for nothing is freed.
@@ -102,7 +103,7 @@ class Compaction:
             self._stuck |= dict.fromkeys(job.segments, now + PAUSE)
             return None
         _check(m, job)
-        self._grants.adopt(m.segment)
+        self._grants.adopt(m.segment, spilled=job.spilled)
         for segment in job.segments:
             self._note(segment, now - QUIET)
         p = job.partition
@@ -137,7 +138,9 @@ class Compaction:
                 thin.pop(segment, None)
                 continue
             use = self._ledger.segments.use
-            others = (s for s in due if s != segment and self._is_thin(s) and p.rows.puts in use[s].puts)
+            disk = self._grants.is_spilled(segment)
+            thin_too = (s for s in due if s != segment and self._is_thin(s) and self._grants.is_spilled(s) is disk)
+            others = (s for s in thin_too if p.rows.puts in use[s].puts)
             segments = [segment, *(s for s, _ in zip(others, range(MAX_SOURCES - 1), strict=False))]
             batches = survivors(p.rows, segments, unit.segment_bytes)
             for each in segments:
@@ -145,10 +148,9 @@ class Compaction:
             if not batches:
                 continue
             assert unit.client is not None
-            self._jobs[number] = _Job(unit, unit.client, p, segments, batches)
-            unit.moving = sum(block.nbytes * len(index) // block.rows
-                              for batch in batches for blocks, index in batch.sources for block in blocks)  # fmt: skip
-            self._push(unit.client, Compact([Survivors(list(split(batch))) for batch in batches]))
+            self._jobs[number] = _Job(unit, unit.client, p, segments, batches, disk)
+            unit.moving = 0 if disk else sum(batch.nbytes() for batch in batches)
+            self._push(unit.client, Compact([Survivors(list(split(batch))) for batch in batches], disk))
             return
 
     def _partition_in(self, segment: int) -> Partition | None:

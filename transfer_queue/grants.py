@@ -1,9 +1,11 @@
 """Segments: which unit has which, who writes in them, and when units are to make or free some.
 
 asked from a unit ──► spare ──grant──► written by one client ──sealed──► read only ──last block died──► freed
+                                                                             └─memory short─► on disk ─┘
 
-consumes     units that register, segments made, writers that ask, seal or die, segments whose last block died
-produces     pushes to units: MakeSegments, FreeSegments
+consumes     units that register, segments made, writers that ask, seal or die, segments whose last block died or that
+             were moved to disk
+produces     pushes to units: MakeSegments, FreeSegments, SpillSegments
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from transfer_queue.net.messages import (
     RegisterUnit,
     Segment,
     SegmentsMade,
+    Spilled,
+    SpillSegments,
     UnitInfo,
     UnitStats,
 )
@@ -30,6 +34,12 @@ from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes, unit
 
 RETRY_SECONDS = 1.0
 """Pause after a unit could not make a segment (disk full): it is asked again sooner if something is freed."""
+
+SPILL_PAUSE = 10.0
+"""Pause after a unit could not write to disk."""
+
+MAX_SPILLED = 8
+"""Segments that are moved to disk at once: writers get the memory of the first while the next are written."""
 
 MAX_HINTED = 4
 """Segments granted at most with one commit, so that one writer does not take all that is ready."""
@@ -53,6 +63,12 @@ class Unit:
     retry_at: float | None = None
     error: str = ""  # why it could not make segments when it was asked last
     moving: int = 0  # bytes of the segment to which it copies survivors
+    sealed: dict[int, None] = field(default_factory=dict)  # those in memory, in the order in which they were sealed
+    spill_budget: int = 0
+    spilled: int = 0  # bytes of its segments on disk
+    spilling: set[int] = field(default_factory=set)  # those it was asked to move there
+    spill_retry_at: float | None = None
+    spill_error: str = ""
 
     def room(self) -> int:
         return self.budget - self.used - self.moving - sum(count * nbytes for count, nbytes in self.making)
@@ -67,6 +83,7 @@ class _Entry:
     segment: Segment
     writer: str | None = None
     spare: bool = True
+    spilled: bool = False
 
 
 class SegmentGrants:
@@ -75,6 +92,7 @@ class SegmentGrants:
     - A segment has at most one writer, and never a second one after it.
     - A unit's segments, those being made included, never exceed its budget; but for one of survivors, which soon takes
       the place of several times as much.
+    - Only a sealed segment goes to disk, the oldest first, and none of a partition that is to stay in memory.
     - A segment without live block is freed once it has been sealed, by its writer, by the writer's death or by the
       unit's restart; a segment with a live block is never freed.
     """
@@ -104,7 +122,7 @@ class SegmentGrants:
 
     def missing(self, m: RegisterUnit) -> list[int]:
         """Segments with live blocks that the unit should have and has not, or not in full."""
-        has = dict(m.inventory)
+        has = dict([*m.inventory, *m.spilled])
         mine = ((number, use) for number, use in self._use.items() if unit_of(number) == m.info.unit)
         return sorted(number for number, use in mine if has.get(number, -1) < use.end)
 
@@ -119,13 +137,15 @@ class SegmentGrants:
         for segment in [s for s in self._table if unit_of(s) == number]:
             self._forget(segment)
         unit = self.units[number] = Unit(m.info, client, size, m.budget)
-        keep = [(segment, nbytes) for segment, nbytes in m.inventory if segment in self._use]
-        for segment, nbytes in keep:
-            self._table[segment] = _Entry(Segment(segment, number, nbytes), spare=False)
-            unit.used += nbytes
-            self._sealed.add(segment)
+        unit.spill_budget = m.spill_budget
+        kept: list[int] = []
+        for spilled, inventory in ((False, m.inventory), (True, m.spilled)):
+            for segment, nbytes in inventory:
+                if segment in self._use:
+                    self._add_sealed(Segment(segment, number, nbytes), spilled=spilled)
+                    kept.append(segment)
         self.changed = True
-        return [segment for segment, _ in keep]
+        return kept
 
     def lose(self, number: int) -> None:
         """The unit will not come back: who writes to its segments has to copy anew. An unknown unit is no error."""
@@ -163,7 +183,8 @@ class SegmentGrants:
                 unit.client = None
                 unit.making.clear()
                 unit.moving = 0
-                unit.retry_at = None
+                unit.spilling.clear()
+                unit.retry_at = unit.spill_retry_at = None
                 for segment in [*unit.spares, *unit.large]:
                     self._forget(segment.segment)
                 unit.spares.clear()
@@ -211,7 +232,9 @@ class SegmentGrants:
         for segment in segments:
             if segment in mine:
                 mine.remove(segment)
-                self._table[segment].writer = None
+                entry = self._table[segment]
+                entry.writer = None
+                self.units[entry.segment.unit].sealed[segment] = None
                 self._sealed.add(segment)
         if not mine:
             self._written.pop(client, None)
@@ -242,13 +265,64 @@ class SegmentGrants:
         entry = self._table.get(segment)
         return entry.segment.nbytes if entry is not None and not entry.spare and entry.writer is None else 0
 
-    def adopt(self, segment: Segment) -> None:
+    def is_spilled(self, segment: int) -> bool:
+        entry = self._table.get(segment)
+        return entry is not None and entry.spilled
+
+    def adopt(self, segment: Segment, *, spilled: bool) -> None:
         """A unit has copied survivors to this new segment. Raises Invalid for one that is known."""
         if segment.segment in self._table or segment.segment in self._use or segment.unit not in self.units:
             raise Invalid(f"segment {segment.segment:016x} is no new one")
-        self._table[segment.segment] = _Entry(segment, spare=False)
-        self.units[segment.unit].used += segment.nbytes
+        self._add_sealed(segment, spilled=spilled)
+
+    def _add_sealed(self, segment: Segment, *, spilled: bool) -> None:
+        unit = self.units[segment.unit]
+        self._table[segment.segment] = _Entry(segment, spare=False, spilled=spilled)
         self._sealed.add(segment.segment)
+        if spilled:
+            unit.spilled += segment.nbytes
+        else:
+            unit.used += segment.nbytes
+            unit.sealed[segment.segment] = None
+
+    # --- disk -------------------------------------------------------------------------------------------------
+
+    def spilled(self, client: str, m: Spilled, now: float) -> None:
+        """The answer to SpillSegments: these are on disk, but for those that were freed meanwhile."""
+        unit = self.units.get(m.unit)
+        if unit is None or unit.client != client or not unit.spilling:
+            raise Invalid(f"unit {m.unit} was not asked to move segments to disk")
+        for segment in unit.spilling.intersection(m.segments):
+            entry = self._table.get(segment)
+            if entry is not None and not entry.spilled:
+                entry.spilled = True
+                unit.sealed.pop(segment, None)
+                unit.used -= entry.segment.nbytes
+                unit.spilled += entry.segment.nbytes
+        unit.spilling.clear()
+        unit.spill_error = m.error[:MAX_REASON]
+        unit.spill_retry_at = now + SPILL_PAUSE if m.error else None
+        self.changed = True
+
+    def _spill(self, unit: Unit, nbytes: int) -> bool:
+        """Ask a unit to move its oldest segments to disk, so that `nbytes` of memory come free, or some of it; whether
+        it was asked, now or before."""
+        if unit.spilling:
+            return True
+        if unit.client is None or unit.spill_retry_at is not None or nbytes <= 0:
+            return False
+        room, chosen = unit.spill_budget - unit.spilled, []
+        for segment in unit.sealed:
+            size, use = self._table[segment].segment.nbytes, self._use.get(segment)
+            if size > room or nbytes <= 0 or len(chosen) == MAX_SPILLED:
+                break
+            if use is not None and all(table.spills for table in use.puts):
+                chosen.append((segment, use.end))
+                room, nbytes = room - size, nbytes - size
+        if chosen:
+            unit.spilling.update(segment for segment, _ in chosen)
+            self._push(unit.client, SpillSegments(segments=chosen))
+        return bool(chosen)
 
     # --- supply -----------------------------------------------------------------------------------------------
 
@@ -261,14 +335,20 @@ class SegmentGrants:
         waiting = sum(nbytes <= usual for nbytes in demands)
         for unit in units:
             unit.retry_at = None
+            if unit.spill_retry_at is not None and unit.spill_retry_at <= now:
+                unit.spill_retry_at = None
             share = -(-waiting // len(units))
-            count = min(self._spare_segments + share - unit.made_or_making(), unit.room() // unit.segment_bytes)
+            wanted = self._spare_segments + share - unit.made_or_making()
+            count = min(wanted, unit.room() // unit.segment_bytes)
             if count > 0:
                 self._ask(unit, count, unit.segment_bytes)
+            if count < wanted:
+                self._spill(unit, (wanted - max(0, count)) * unit.segment_bytes - unit.room())
 
     def next_retry(self) -> float | None:
-        """When `plan` should be called again because a unit could not make segments."""
-        return min((unit.retry_at for unit in self._alive() if unit.retry_at is not None), default=None)
+        """When `plan` should be called again because a unit could not make segments, or move them to disk."""
+        times = (time for unit in self._alive() for time in (unit.retry_at, unit.spill_retry_at))
+        return min((time for time in times if time is not None), default=None)
 
     def check_unit(self, client: str, m: RegisterUnit) -> None:
         """Raises Invalid for a unit that another living client serves, or a number that is none."""
@@ -285,6 +365,10 @@ class SegmentGrants:
         """Why units could not make segments when they were asked last."""
         return {number: unit.error for number, unit in sorted(self.units.items()) if unit.error}
 
+    def spill_errors(self) -> dict[int, str]:
+        """Why units could not move segments to disk when they were asked last."""
+        return {number: unit.spill_error for number, unit in sorted(self.units.items()) if unit.spill_error}
+
     def smallest(self) -> int:
         """Bytes that any segment of the usual size has: who asks for fewer gets the same as who asks for so many."""
         return min((unit.segment_bytes for unit in self._alive()), default=0)
@@ -298,8 +382,14 @@ class SegmentGrants:
             count[unit_of(segment)] += 1
         return [
             UnitStats(
-                unit=number, alive=unit.client is not None, used=unit.used, budget=unit.budget, segments=count[number]
-            )
+                unit=number,
+                alive=unit.client is not None,
+                used=unit.used,
+                budget=unit.budget,
+                segments=count[number],
+                spilled=unit.spilled,
+                spill_budget=unit.spill_budget,
+            )  # fmt: skip
             for number, unit in sorted(self.units.items())
         ]
 
@@ -313,9 +403,9 @@ class SegmentGrants:
             elif at := [i for i, size in enumerate(coming) if size >= nbytes]:
                 coming.pop(at[0])
             else:
-                for size in (size_class(nbytes), -(-nbytes // PAGE) * PAGE):
-                    if self._ask_large(size):
-                        break
+                least = -(-nbytes // PAGE) * PAGE
+                if not (self._ask_large(size_class(nbytes)) or self._ask_large(least)):
+                    self._spill_for(least)
         for _, number, unit in idle:
             unit.large = [segment for segment in unit.large if segment.segment != number]
             self._forget(number)
@@ -342,6 +432,14 @@ class SegmentGrants:
                 return True
         return False
 
+    def _spill_for(self, nbytes: int) -> None:
+        """Make room for a large segment in the first unit, by turns, that can."""
+        for unit in self._by_turns():
+            if unit.budget >= nbytes and self._spill(
+                unit, nbytes - unit.room() - len(unit.spares) * unit.segment_bytes
+            ):
+                return
+
     def _ask(self, unit: Unit, count: int, nbytes: int) -> None:
         assert unit.client is not None
         unit.making.append((count, nbytes))
@@ -364,7 +462,12 @@ class SegmentGrants:
 
     def _forget(self, segment: int) -> None:
         entry = self._table.pop(segment)
-        self.units[entry.segment.unit].used -= entry.segment.nbytes
+        unit = self.units[entry.segment.unit]
+        if entry.spilled:
+            unit.spilled -= entry.segment.nbytes
+        else:
+            unit.used -= entry.segment.nbytes
+            unit.sealed.pop(segment, None)
         if entry.writer is not None:
             mine = self._written[entry.writer]
             mine.remove(segment)

@@ -42,6 +42,7 @@ class LocalQueue:
 
     With `directory`, the controller's journal is kept there and a later LocalQueue on it goes on; else all is gone
     after `close`. The segments are in `storage_dir`, which `directory` remembers; without it, in `directory` too.
+    `spill_dir` takes up to `spill_budget_bytes` of what memory has no room for (default: nothing goes to disk).
     `clock` defaults to the loop's own time, so that a loop with virtual time moves the leases too; with another clock,
     call `tick` whenever it was moved.
     """
@@ -49,6 +50,7 @@ class LocalQueue:
     def __init__(
         self, *, directory: str | Path | None = None, storage_dir: str | Path | None = None,
         unit_budget_bytes: int = LOCAL_BUDGET, segment_bytes: int = SEGMENT_BYTES,
+        spill_dir: str | Path | None = None, spill_budget_bytes: int = 0,
         clock: Callable[[], float] | None = None,
     ) -> None:  # fmt: skip
         check_segment_bytes(segment_bytes)
@@ -59,6 +61,9 @@ class LocalQueue:
         self._closed = False
         self._keep = directory is not None
         self.core = self._make_core(directory, segment_bytes)
+        if spill_budget_bytes and spill_dir is None:
+            raise Invalid(f"spill_budget_bytes={spill_budget_bytes}: name the directory for them, spill_dir")
+        self._spill = spill_dir, spill_budget_bytes
         self._start_unit(directory, storage_dir, unit_budget_bytes, segment_bytes)
 
     def client(self, name: str) -> QueueClient:
@@ -113,7 +118,9 @@ class LocalQueue:
             parent, _ = choose_storage(storage_dir, 1, None)
             remove_leftovers(parent)
             home = parent / f"{LOCAL_PREFIX}{secrets.token_hex(6)}"
-        self._unit = Unit(UnitFiles(home, 0, budget=budget), "ipc://nowhere", segment_bytes)
+        spill_dir, spill_budget = self._spill
+        files = UnitFiles(home, 0, budget=budget, spill=spill_dir)
+        self._unit = Unit(files, "ipc://nowhere", segment_bytes, spill_budget)
         transport = self._transport("unit-0")
         transport.on_push = self._unit.push
         transport.say_hello()

@@ -24,8 +24,9 @@ from transfer_queue.net.curve import check_ip, host_of
 from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.transport import read_key
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
-from transfer_queue.storage.place import choose_storage
+from transfer_queue.storage.place import choose_spill, choose_storage
 from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes
+from transfer_queue.storage.spill import spill_arguments
 from transfer_queue.storage.unit_files import lock_file, replace_file
 from transfer_queue.supervisor import Child, Supervisor
 
@@ -39,7 +40,7 @@ class UnitService:
     def __init__(
         self, directory: str | Path, address: dict[str, str], *, units: Sequence[int], bind: str,
         storage_dir: str | Path | None = None, unit_budget_bytes: int | None = None, segment_bytes: int = 8 << 20,
-        encrypt_bulk: bool = False,
+        spill_budget_bytes: int | None = None, encrypt_bulk: bool = False,
     ) -> None:  # fmt: skip
         """`units`: their numbers, which no other unit of this run ever has; `bind`: this node's IP. Raises Invalid,
         Disconnected (no key file); nothing is started yet."""
@@ -60,6 +61,10 @@ class UnitService:
             parent, self._budget = choose_storage(storage_dir, len(units), unit_budget_bytes)
             remove_leftovers(parent)
             self._storage = parent / f"{PREFIX}{address['run']}.{units[0]}"
+        self._spill = self.directory / "spill"
+        if known and spill_budget_bytes is None:
+            spill_budget_bytes = known.get("spill_budget")
+        self._spill_budget = choose_spill(self.directory, None, len(units), self._budget, spill_budget_bytes)
         self._supervisor = Supervisor([], self.directory)
         self._thread: LoopThread | None = None
         self._locks: list[int] = []
@@ -74,6 +79,7 @@ class UnitService:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(self._storage / "owner", str(self.directory))
             description = {"units": self.units, "storage": str(self._storage), "budget": self._budget}
+            description["spill_budget"] = self._spill_budget
             replace_file(self.directory / "node.json", json.dumps(description))
             locks = (self.directory / "service.lock", self._storage / "lock")
             self._locks = [lock_file(path, "a unit service", wait=LOCK_WAIT) for path in locks]
@@ -110,6 +116,7 @@ class UnitService:
             self._thread = None
         if clean:
             shutil.rmtree(self._storage, ignore_errors=True)
+            shutil.rmtree(self._spill, ignore_errors=True)
         for lock in self._locks:
             os.close(lock)
         self._locks = []
@@ -120,6 +127,7 @@ class UnitService:
             "--socket", endpoint_of(self._address), "--segment-bytes", str(self._segment_bytes),
             "--directory", str(self._storage / f"unit-{unit}"), "--unit", str(unit),
             "--endpoint", self._bulk, "--budget", str(self._budget),
+            *spill_arguments(self._spill if self._spill_budget else None, unit, self._spill_budget),
         ]  # fmt: skip
         return Child(f"unit-{unit}", arguments)
 

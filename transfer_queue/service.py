@@ -34,8 +34,9 @@ from transfer_queue.net.sockets import MAX_IPC_PATH
 from transfer_queue.net.transport import MIN_KEY, read_key
 from transfer_queue.sampler import load_sampler
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
-from transfer_queue.storage.place import choose_storage
+from transfer_queue.storage.place import choose_spill, choose_storage
 from transfer_queue.storage.segments import check_segment_bytes
+from transfer_queue.storage.spill import spill_arguments
 from transfer_queue.storage.unit_files import lock_file, replace_file
 from transfer_queue.supervisor import Child, Supervisor
 
@@ -53,12 +54,14 @@ class QueueService:
     def __init__(
         self, directory: str | Path, *, storage_dir: str | Path | None = None, units: int = 2,
         unit_budget_bytes: int | None = None, segment_bytes: int = 8 << 20, key: bytes | None = None,
+        spill_dir: str | Path | None = None, spill_budget_bytes: int | None = None,
         fsync: bool = False, bind: str | None = None, encrypt_bulk: bool = False,
         unit_lost_after: float = UNIT_LOST_AFTER, run: str | None = None,
         sampler: Mapping[str, Any] | None = None, polling: bool = False,
     ) -> None:  # fmt: skip
         """`directory` keeps journal, key and logs. `storage_dir` is where segments go (default: /dev/shm if it has the
-        room, else the temporary directory).
+        room, else the temporary directory). `spill_dir` is where each unit may move up to `spill_budget_bytes` of them
+        when its memory is full (default: a part of the free disk, beside the journal; 0: none).
 
         `bind`: this node's IP, for clients and units of other nodes, who need the key file at the same path; requests
         are then encrypted (CURVE), bulk bytes authenticated, with `encrypt_bulk` encrypted too. Without it nothing
@@ -95,11 +98,18 @@ class QueueService:
         self._bulk_scheme = "curve" if encrypt_bulk else "tcp"
         self._lock: int | None = None
         self._storage_lock: int | None = None
+        self._spill_lock: int | None = None
+        self._spill: Path | None = None
         known = read_run(self.directory)
         if known and Path(known["storage"]).is_dir():  # it was checked when it was chosen, and is partly full now
             parent, self._budget = Path(known["storage"]).parent, unit_budget_bytes or int(known["budget"])
         else:
             parent, self._budget = choose_storage(storage_dir, units, unit_budget_bytes)
+        self._spill_parent = self.directory if spill_dir is None else Path(spill_dir).absolute()
+        if known.get("spill"):  # rows may lie there
+            self._spill_budget = int(known["spill_budget"]) if spill_budget_bytes is None else spill_budget_bytes
+        else:
+            self._spill_budget = choose_spill(self.directory, spill_dir, units, self._budget, spill_budget_bytes)
         self._prepare(known, parent, key)
         self.address = read_address(self.directory)
         self._supervisor = Supervisor([], self.directory)
@@ -111,10 +121,13 @@ class QueueService:
         with self._guard:
             if self._thread is not None:
                 return self.address
-            if not (self._storage.is_dir() and self._sockets.is_dir()):  # after a clean stop
+            needed = [path for path in (self._storage, self._sockets, self._spill) if path is not None]
+            if not all(path.is_dir() for path in needed):  # after a clean stop
                 self._prepare(read_run(self.directory), self._storage.parent, None)
             self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=LOCK_WAIT)
             self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=LOCK_WAIT)
+            if self._spill is not None:
+                self._spill_lock = lock_file(self._spill / "lock", "a queue service", wait=LOCK_WAIT)
             self._thread = LoopThread("queue-service")
             try:
                 self._supervisor = Supervisor(self._make_children(), self.directory)
@@ -169,13 +182,29 @@ class QueueService:
         read_key(str(self.directory / "key"))
         description = {"run": run, "storage": str(self._storage), "sockets": str(self._sockets)}
         description["budget"] = str(self._budget)
+        if known.get("spill") or self._spill_budget:
+            self._spill = Path(known.get("spill") or self._spill_home(run))
+            self._spill.mkdir(mode=0o700, exist_ok=True)
+            description |= {"spill": str(self._spill), "spill_budget": str(self._spill_budget)}
         if self._bind is not None:
             description["network"] = _network(self._bind, known.get("network"))
             description |= {"node": node_of(self._sockets), "bulk": self._bulk_scheme}
         replace_file(self.directory / "run.json", json.dumps(description))
 
+    def _spill_home(self, run: str) -> Path:
+        """In a directory that is not ours it says whose it is, as the storage does."""
+        if self._spill_parent == self.directory:
+            return self.directory / "spill"
+        remove_leftovers(self._spill_parent)
+        home = self._spill_parent / f"{PREFIX}{run}"
+        home.mkdir(mode=0o700, exist_ok=True)
+        replace_file(home / "owner", str(self.directory))
+        return home
+
     def _remove_storage(self) -> None:
         shutil.rmtree(self._storage, ignore_errors=True)
+        if self._spill is not None:
+            shutil.rmtree(self._spill, ignore_errors=True)
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     # --- processes -------------------------------------------------------------------------------------------
@@ -187,10 +216,10 @@ class QueueService:
             self._thread = None
         if clean:
             self._remove_storage()
-        for lock in (self._storage_lock, self._lock):
+        for lock in (self._spill_lock, self._storage_lock, self._lock):
             if lock is not None:
                 os.close(lock)
-        self._storage_lock = self._lock = None
+        self._spill_lock = self._storage_lock = self._lock = None
 
     def _make_children(self) -> list[Child]:
         units = [Child(f"unit-{unit}", self._unit_arguments(unit)) for unit in range(self._units)]
@@ -213,7 +242,7 @@ class QueueService:
         endpoint = private if self._bind is None else f"{self._bulk_scheme}://{host_of(self._bind)}:*"
         return [
             "unit", *self._common(), "--directory", str(self._storage / f"unit-{unit}"), "--unit", str(unit),
-            "--endpoint", endpoint, "--budget", str(self._budget),
+            "--endpoint", endpoint, "--budget", str(self._budget), *spill_arguments(self._spill, unit, self._spill_budget),
         ]  # fmt: skip
 
 

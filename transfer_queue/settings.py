@@ -26,6 +26,8 @@ class QueueSettings:
     storage_dir: str | None = None
     units: int = 2
     unit_budget_bytes: int | None = None
+    spill_dir: str | None = None
+    spill_budget_bytes: int | None = None
     segment_bytes: int = 8 << 20
     fsync: bool = False
     sampler: dict[str, Any] | None = None
@@ -40,6 +42,8 @@ class QueueSettings:
             "storage_dir": self.storage_dir,
             "units": self.units,
             "unit_budget_bytes": self.unit_budget_bytes,
+            "spill_dir": self.spill_dir,
+            "spill_budget_bytes": self.spill_budget_bytes,
             "segment_bytes": self.segment_bytes,
             "fsync": self.fsync,
             "sampler": self.sampler,
@@ -57,10 +61,12 @@ _TREE = {
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "address": (dict,), "directory": (str,), "storage_dir": (str,), "units": (int,), "unit_budget_bytes": (int,),
-    "segment_bytes": (int,), "fsync": (bool,), "polling": (bool,), "metrics": (bool,), "metrics_port": (int,),
+    "spill_dir": (str,), "spill_budget_bytes": (int,), "segment_bytes": (int,), "fsync": (bool,), "polling": (bool,), "metrics": (bool,), "metrics_port": (int,),
 }  # fmt: skip
 
-_OPTIONAL = ("address", "directory", "storage_dir", "unit_budget_bytes", "sampler")
+_OPTIONAL = ("address", "directory", "storage_dir", "unit_budget_bytes", "spill_dir", "spill_budget_bytes", "sampler")
+
+_MAY_BE_ZERO = ("metrics_port", "spill_budget_bytes")
 
 
 def read_settings(conf: Mapping[str, Any] | None) -> QueueSettings:
@@ -116,12 +122,12 @@ def _set(settings: QueueSettings, name: str, key: str, value: Any) -> None:
     if name == "sampler":
         settings.sampler = sampler_spec(value)
         return
-    if name in ("directory", "storage_dir") and hasattr(value, "__fspath__"):
+    if name in ("directory", "storage_dir", "spill_dir") and hasattr(value, "__fspath__"):
         value = value.__fspath__()
     kinds = _KINDS[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise Invalid(f"init: {key}={value!r}; expected {' or '.join(kind.__name__ for kind in kinds)}")
-    if isinstance(value, int) and not isinstance(value, bool) and value < (0 if name == "metrics_port" else 1):
+    if isinstance(value, int) and not isinstance(value, bool) and value < (0 if name in _MAY_BE_ZERO else 1):
         raise Invalid(f"init: {key}={value}; expected a positive number")
     if name == "metrics_port" and value > 65535:
         raise Invalid(f"init: {key}={value}; ports go up to 65535")
@@ -141,6 +147,6 @@ def _refuse_slips(keys: list[str]) -> None:
     """A slip of the pen in a key that matters must not be a key without effect."""
     ours = [*(f.name for f in fields(QueueSettings) if f.name not in ("other", "metrics", "polling")), *_TREE]
     for key in keys:
-        near = difflib.get_close_matches(key, ours, 1, cutoff=0.85)
+        near = difflib.get_close_matches(key, ours, 1, cutoff=0.8)
         if near:
             raise Invalid(f"init: unknown key {key!r}; did you mean {near[0]!r}?")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from transfer_queue.async_client import QueueClient
 from transfer_queue.metadata import KVBatchMeta
@@ -45,10 +45,14 @@ class SyncQueueClient:
         return self._loop
 
     def open_partition(
-        self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0
-    ) -> None:
-        work = self.client.open_partition(partition, tasks=tasks, max_groups=max_groups, max_bytes=max_bytes)
-        self._loop.run(work)
+        self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0,
+        durability: Literal["", "memory", "spill"] = "",
+    ) -> None:  # fmt: skip
+        self._loop.run(
+            self.client.open_partition(
+                partition, tasks=tasks, max_groups=max_groups, max_bytes=max_bytes, durability=durability
+            )
+        )
 
     def admit(
         self, partition: str, groups: Sequence[GroupSpec], columns: Mapping[str, Any], *, wait: float = 60.0

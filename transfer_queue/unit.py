@@ -1,8 +1,8 @@
 """A storage unit: the process that makes, frees and serves segments for the controller.
 
-    consumes     MakeSegments, FreeSegments, Compact (pushed by the controller); BulkRead, BulkWrite (from clients
-                 elsewhere)
-    produces     SegmentsMade, Compacted, RegisterUnit; bytes
+    consumes     MakeSegments, FreeSegments, Compact, SpillSegments (pushed by the controller); BulkRead, BulkWrite
+                 (from clients elsewhere)
+    produces     SegmentsMade, Compacted, Spilled, RegisterUnit; bytes
     waits for    the controller and bulk requests
     woken by     messages only
 
@@ -30,6 +30,8 @@ from transfer_queue.net.messages import (
     Push,
     RegisterUnit,
     SegmentsMade,
+    Spilled,
+    SpillSegments,
     UnitInfo,
     Welcome,
 )
@@ -46,10 +48,12 @@ PATIENCE = 120.0
 class Unit:
     """Joins a unit's files to a controller: in this process (LocalQueue) or over a socket."""
 
-    def __init__(self, files: UnitFiles, endpoint: str, segment_bytes: int) -> None:
+    def __init__(self, files: UnitFiles, endpoint: str, segment_bytes: int, spill_budget: int = 0) -> None:
         self.files = files
         self._segment_bytes = segment_bytes
-        self.info = UnitInfo(files.unit, str(files.directory), endpoint, files.nonce)
+        spill = "" if files.disk is None else str(files.disk.directory)
+        self.info = UnitInfo(files.unit, str(files.directory), endpoint, files.nonce, spill)
+        self._spill_budget = spill_budget if spill else 0
         self._pushes: asyncio.Queue[tuple[int, Push]] = asyncio.Queue()
         self._life = 0  # of the controller: its orders before the last registration are void
         self._files_free = asyncio.Lock()
@@ -58,9 +62,9 @@ class Unit:
         """Tell the controller what is here and remove what it does not know."""
         async with self._files_free:
             self._life += 1
-            inventory = self.files.inventory()
+            has = self.files.inventory(), self.files.spilled(), self._spill_budget
             failpoint("unit.before_register")
-            reply = await transport.request(RegisterUnit(self.info, self._segment_bytes, self.files.budget, inventory))
+            reply = await transport.request(RegisterUnit(self.info, self._segment_bytes, self.files.budget, *has))
             assert isinstance(reply, Keep), reply
             failpoint("unit.after_register")
             self.files.keep(reply.segments)
@@ -80,11 +84,11 @@ class Unit:
                 if isinstance(push, FreeSegments):
                     self.files.free(push.segments)
                     continue
-                make = self._make if isinstance(push, MakeSegments) else self._compact
-                answer = await in_thread(make, push)
+                work = {MakeSegments: self._make, Compact: self._compact, SpillSegments: self._spill}[type(push)]
+                answer = await in_thread(work, push)
                 await self._report(transport, answer)
 
-    async def _report(self, transport: Transport, made: SegmentsMade | Compacted) -> None:
+    async def _report(self, transport: Transport, made: SegmentsMade | Compacted | Spilled) -> None:
         """Say what was made. If the controller restarts meanwhile, this still comes before the next registration.
 
         A refusal is no reason to remove them: the controller that died may have granted them, and rows lie in them,
@@ -108,25 +112,40 @@ class Unit:
     def _compact(self, push: Compact) -> Compacted:
         """Nothing is changed by a failure; the controller then leaves the survivors where they are."""
         try:
-            segment, blocks = compact(self.files, push.batches)
+            segment, blocks = compact(self.files, push.batches, spilled=push.spilled)
         except (OSError, QueueError) as error:
             reason = f"{self.files.directory}: {error}"
             log.error("unit %d cannot move rows: %s", self.files.unit, reason)
             return Compacted(self.files.unit, None, [], reason)
         return Compacted(self.files.unit, segment, blocks)
 
+    def _spill(self, push: SpillSegments) -> Spilled:
+        """In order, until one does not fit: what is not there then stays in memory."""
+        done: list[int] = []
+        try:
+            for segment, end in push.segments:
+                if self.files.spill(segment, end):
+                    done.append(segment)
+        except OSError as error:
+            assert self.files.disk is not None
+            reason = f"{self.files.disk.directory}: {error.strerror}"
+            log.error("unit %d cannot move segments to disk: %s", self.files.unit, reason)
+            return Spilled(self.files.unit, done, reason)
+        return Spilled(self.files.unit, done)
+
 
 async def serve_unit(
     address: dict[str, str], *, unit: int, directory: Path, endpoint: str, budget: int, segment_bytes: int,
+    spill: Path | None = None, spill_budget: int = 0,
     stop: asyncio.Event, ready: Callable[[], None] = lambda: None, patience: float = PATIENCE,
 ) -> None:  # fmt: skip
     """Run one unit until `stop` is set or the controller stays away for `patience` seconds. Its files stay."""
     with contextlib.ExitStack() as closing:
-        files = UnitFiles(directory, unit, budget=budget)
+        files = UnitFiles(directory, unit, budget=budget, spill=spill)
         closing.callback(files.close)
         bulk = BulkServer(files, endpoint, read_key(address["key_file"]))
         closing.callback(bulk.close)
-        shell = Unit(files, bulk.endpoint, segment_bytes)
+        shell = Unit(files, bulk.endpoint, segment_bytes, spill_budget)
         serving = asyncio.create_task(_serve(shell, address, ready, patience))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -42,7 +42,7 @@ def admit(ledger: Ledger, m: Admit, who: str, waited: float, now: float) -> str:
 
 
 def segment(grants: SegmentGrants, m: SegmentRequest, who: str, waited: float) -> str:
-    units, errors = grants.stats(), grants.errors()
+    units, errors, disk = grants.stats(), grants.errors(), grants.spill_errors()
     if not units:
         return f"{who!r} waited {waited:.1f} s for a segment: no storage unit has registered. Look at the units' logs"
     if errors:
@@ -51,9 +51,10 @@ def segment(grants: SegmentGrants, m: SegmentRequest, who: str, waited: float) -
             f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {why} ({_units(units)}). Make room "
             "there, or lower unit_budget_bytes or set another storage_dir and start the queue again"
         )
+    why = "".join(f"; unit {number} cannot move segments to disk: {error}" for number, error in disk.items())
     return (
-        f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {_units(units)}. Rows are freed by "
-        "CommitStep, Drop and Clear; wait longer, or raise the units' budget"
+        f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {_units(units)}{why}. Rows are freed by "
+        "CommitStep, Drop and Clear; wait longer, or raise unit_budget_bytes or spill_budget_bytes"
     )
 
 
@@ -69,5 +70,6 @@ def lookup(units: list[UnitStats], m: Lookup | Find, who: str, waited: float) ->
 def _units(units: list[UnitStats]) -> str:
     return "; ".join(
         f"unit {unit.unit} {'uses' if unit.alive else 'is gone, used'} {unit.used} of {unit.budget} bytes"
+        + (f" and {unit.spilled} of {unit.spill_budget} on disk" if unit.spill_budget else "")
         for unit in units
     )

@@ -28,6 +28,8 @@ def open_partition(ledger: Ledger, m: OpenPartition, now: float) -> Ok:
         _check_same(p, m.tasks)
     ledger.keep(p)
     p.max_groups, p.max_bytes = m.max_groups, m.max_bytes
+    if m.durability:
+        p.rows.puts.spills = m.durability == "spill"
     first = not p.tasks
     for task in m.tasks:
         p.tasks[task.name] = task

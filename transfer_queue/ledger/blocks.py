@@ -166,6 +166,8 @@ class PutTable:
 
     def __init__(self, sets: FieldSets, segments: Segments) -> None:
         self.nbytes = 0
+        self.spills = True
+        """Whether its segments may go to disk."""
         self.rows = array("i")
         self._layouts: list[Layout] = []
         self._by_kinds: dict[tuple, Layout] = {}

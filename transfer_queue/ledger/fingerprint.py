@@ -34,7 +34,7 @@ def logical_form(ledger: Ledger) -> object:
             [x.token, x.partition, x.task, x.holder, x.granted, x.deadline, sorted(x.groups)]
             for x in sorted(leases.held.values(), key=lambda x: x.token.counter)
         ],
-        "segments": sorted([segment, use.nbytes, use.blocks] for segment, use in ledger.segments.use.items()),
+        "segments": sorted([segment, use.nbytes, use.live, use.blocks] for segment, use in ledger.segments.use.items()),
         "partitions": {name: _partition(p) for name, p in ledger.partitions.items()},
     }
 
@@ -42,7 +42,7 @@ def logical_form(ledger: Ledger) -> object:
 def _partition(p: Partition) -> object:
     return {
         "tasks": p.tasks,
-        "credit": [p.max_groups, p.max_bytes],
+        "credit": [p.max_groups, p.max_bytes, p.rows.puts.spills],
         "rows": {key: _row(p.rows, row) for key, row in p.rows.ids.items()},
         "consumption": p.consumption.logical_form(p.rows.order),
         "groups": {uid: _group(p.rows, group) for uid, group in p.groups.items()},

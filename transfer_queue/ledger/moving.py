@@ -37,6 +37,10 @@ class Batch:
     index: np.ndarray
     sources: list[tuple[list[Block], np.ndarray]]
 
+    def nbytes(self) -> int:
+        """About what they take."""
+        return sum(b.nbytes * len(index) // b.rows for blocks, index in self.sources for b in blocks)
+
     def moved(self, blocks: list[Block]) -> Moved:
         """They lie in these blocks now."""
         return Moved(packed(self.serials), _int32(self.puts), _int32(self.index), blocks)

@@ -141,12 +141,16 @@ class Group(Message):
 
 
 class OpenPartition(Message, tag=True):
-    """Declare a partition, its tasks and its credit; again with the same tasks only changes the credit."""
+    """Declare a partition, its tasks and its credit; again with the same tasks only changes the credit.
+
+    durability "spill": its rows go to disk when memory is full. "memory": they never do, and writers wait instead.
+    """
 
     partition: str
     tasks: list[TaskSpec] = []
     max_groups: int = 0  # outstanding (not terminal) groups; 0 = no bound
     max_bytes: int = 0  # live bytes; 0 = no bound
+    durability: Literal["", "memory", "spill"] = ""  # "": as it is, at first "spill"
 
 
 class Admit(Message, tag=True):

@@ -21,6 +21,9 @@ DEFAULT_BUDGET = 4 << 30
 NO_LIMIT = 1 << 60
 """Bytes from which on a limit of cgroup version 1 means none."""
 
+SPILL_SHARE = 4
+"""Times its budget in memory that a unit may move to disk if nothing is said and four times as much is free there."""
+
 _CGROUP_LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -51,6 +54,41 @@ def choose_storage(storage_dir: str | Path | None, units: int, unit_budget: int 
             f"MiB; lower unit_budget_bytes, enlarge it ({_how_to_enlarge(parent)}), or set storage_dir to another disk"
         )
     return parent, budget
+
+
+def choose_spill(
+    beside: Path, spill_dir: str | Path | None, units: int, unit_budget: int, spill_budget: int | None
+) -> int:
+    """Bytes that each unit may move to disk when its memory is full: in `spill_dir`, else in `beside`; 0: none.
+
+    Without `spill_dir` and `spill_budget` nothing is moved to a directory in memory or one that machines share. Raises
+    Invalid, saying what to change, for a directory that cannot serve or has not the room asked for.
+    """
+    if spill_budget == 0:
+        return 0
+    place = Path(spill_dir).absolute() if spill_dir is not None else _nearest(beside)
+    if not _usable(place):
+        raise Invalid(f"spill directory {place} does not exist or is not writable; make it, or set spill_dir")
+    asked = spill_dir is not None or spill_budget is not None
+    if is_shared(place) or (kind_of(place) in IN_MEMORY and spill_dir is None):
+        if not asked:
+            return 0
+        raise Invalid(
+            f"spill directory {place} is on {kind_of(place)}; what is moved there when memory is full must be mapped "
+            "from a local disk: set spill_dir to one, or spill_budget_bytes to 0"
+        )
+    free = free_bytes(place)
+    if spill_budget is not None and units * spill_budget > free:
+        raise Invalid(
+            f"{place} has {free >> 20} MiB free, {units} storage units may move {units * spill_budget >> 20} MiB "
+            "there; lower spill_budget_bytes, or set spill_dir to another disk"
+        )
+    return spill_budget or min(SPILL_SHARE * unit_budget, free // (4 * units))
+
+
+def _nearest(directory: Path) -> Path:
+    """It, or the nearest of its parents that is there."""
+    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
 
 
 def free_bytes(directory: Path) -> int:

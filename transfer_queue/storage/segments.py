@@ -140,9 +140,9 @@ class FileCache:
         self._write = write
         self._files: OrderedDict[tuple[int, int], OpenFile] = OrderedDict()
 
-    def open(self, directory: str, segment: int) -> tuple[Mapping, bool]:
+    def open(self, directory: str, segment: int, spill: str = "") -> tuple[Mapping, bool]:
         """The segment, and whether its file was open here before. Raises SegmentGone when it is no longer there."""
-        path, fd, info = _open_segment(directory, segment, write=self._write)
+        path, fd, info = _open_segment(directory, segment, write=self._write, spill=spill)
         key = info.st_dev, info.st_ino
         known = self._files.get(key)
         if known is not None and known.nbytes == info.st_size:
@@ -187,10 +187,10 @@ def map_segment(directory: str, segment: int, *, write: bool = False) -> Mapping
     return Mapping(segment, path, OpenFile(fd, info, write=write))
 
 
-def pin_segment(directory: str, segment: int) -> OpenFile:
+def pin_segment(directory: str, segment: int, spill: str = "") -> OpenFile:
     """A segment whose file is not reused as long as the result lives, by a shared lock that also a killed process lets
     go. Raises SegmentGone."""
-    path, fd, info = _open_segment(directory, segment, write=False)
+    path, fd, info = _open_segment(directory, segment, write=False, spill=spill)
     file = OpenFile(fd, info, write=False)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -214,11 +214,16 @@ def rename_unpinned(path: Path, new: Path) -> bool:
     return True
 
 
-def _open_segment(directory: str, segment: int, *, write: bool) -> tuple[str, int, os.stat_result]:
+def _open_segment(
+    directory: str, segment: int, *, write: bool, spill: str = ""
+) -> tuple[str, int, os.stat_result]:  # fmt: skip
+    """Its file in `directory`, or else in `spill`: it gets its name there before it loses the one here."""
     path = os.path.join(directory, segment_file(segment))
     try:
         fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
+        if spill:
+            return _open_segment(spill, segment, write=write)
         raise SegmentGone(f"segment {segment:016x} is no longer in {directory}") from None
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode) or info.st_size == 0:

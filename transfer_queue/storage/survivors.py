@@ -14,16 +14,18 @@ from transfer_queue.storage.memory import PAGE
 from transfer_queue.storage.unit_files import UnitFiles
 
 
-def compact(files: UnitFiles, batches: Sequence[Survivors]) -> tuple[Segment, list[list[Block]]]:
-    """The segment made, which has no room left, and the blocks of each batch in it.
+def compact(
+    files: UnitFiles, batches: Sequence[Survivors], *, spilled: bool = False
+) -> tuple[Segment, list[list[Block]]]:
+    """The segment made, in memory or on disk, which has no room left, and the blocks of each batch in it.
 
     Raises OSError (no room), SegmentGone, Corrupt, Invalid; nothing is left behind then.
     """
     columns = [_columns(files, batch) for batch in batches]
     total = sum(aligned(column.nbytes) for batch in columns for column in batch.values())
-    (segment,) = files.make(1, max(PAGE, -(-total // PAGE) * PAGE))
+    segment = files.make_for_survivors(max(PAGE, -(-total // PAGE) * PAGE), spilled=spilled)
     try:
-        return segment, _write(files.data(segment.segment), segment.segment, columns)
+        return segment, _write(files.writable(segment), segment.segment, columns)
     except BaseException:
         files.free([segment.segment])
         raise

@@ -6,6 +6,8 @@ nonce         begins with the boot id: a client that can read it and has that bo
               segments instead of asking for bytes
 *.seg         segments, by id
 *.pool        freed segments whose pages are kept for the next grant (a fresh page costs five times a warm one)
+
+Another directory, on disk, takes sealed segments when memory is short (storage/spill.py).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from transfer_queue.storage.segments import (
     segment_id,
     segment_of,
 )
+from transfer_queue.storage.spill import SpillDirectory
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +53,13 @@ class UnitFiles:
     - A file is pooled only if it was made since the controller last registered this unit, so that the controller
       knows its writer to be done or dead; any other is unlinked (a writer that sleeps may still hold the mapping).
     - A file that a reader has pinned is not pooled: the reader's views keep its bytes after it is unlinked.
-    - Segments and pool together never exceed `budget` bytes, and the pool alone never POOL_SHARE of it.
+    - Segments and pool together never exceed `budget` bytes, and the pool alone never POOL_SHARE of it; those on disk
+      count apart.
+    - A segment is in memory or on disk; in both only while it is copied.
     """
 
-    def __init__(self, directory: str | Path, unit: int, *, budget: int) -> None:
-        """Raises Invalid if another living unit holds the directory."""
+    def __init__(self, directory: str | Path, unit: int, *, budget: int, spill: str | Path | None = None) -> None:
+        """`spill`: the directory on disk, if any. Raises Invalid if another living unit holds the directory."""
         self.directory = Path(directory)
         self.unit = unit
         self.budget = budget
@@ -70,17 +75,35 @@ class UnitFiles:
         for left in self.directory.glob("*.pool"):
             left.unlink()
         self._sizes = dict(self._scan())
+        self.disk = SpillDirectory(spill, self.nonce) if spill is not None else None
+        self._spilled: dict[int, int] = self.disk.sizes if self.disk is not None else {}
+        for segment in self._sizes.keys() & self._spilled.keys():
+            self._unlink_spilled(segment)  # it died between copy and unlink
 
     def inventory(self) -> list[tuple[int, int]]:
-        """(segment, nbytes) of all segments here."""
+        """(segment, nbytes) of all segments in memory."""
         return sorted(self._sizes.items())
+
+    def spilled(self) -> list[tuple[int, int]]:
+        """(segment, nbytes) of all segments on disk."""
+        return sorted(self._spilled.items())
 
     def keep(self, segments: Iterable[int]) -> None:
         """The controller (re)registered this unit: these have live rows, all others go."""
         for segment in set(self._sizes) - set(segments):
             self._unlink(segment)
             failpoint("unit.mid_keep")
+        for segment in set(self._spilled) - set(segments):
+            self._unlink_spilled(segment)
         self._poolable.clear()
+
+    def make_for_survivors(self, nbytes: int, *, spilled: bool) -> Segment:
+        """A new segment, in memory or on disk, that nobody else will write to. Raises OSError."""
+        if not spilled or self.disk is None:
+            return self.make(1, nbytes)[0]
+        segment = segment_id(self.unit, self.incarnation, next(self._counter))
+        self.disk.make(segment, nbytes)
+        return Segment(segment, self.unit, nbytes)
 
     def make(self, count: int, nbytes: int, *, touch: bool = True) -> list[Segment]:
         """New segments, `touch` as in make_file. Raises OSError when the directory is full, with those already made
@@ -102,18 +125,19 @@ class UnitFiles:
         """No row lies in them any more and nobody writes to them. Unknown ones are ignored."""
         for segment in segments:
             nbytes = self._sizes.get(segment)
-            if nbytes is None:
-                continue
-            failpoint("unit.mid_free")
-            if segment not in self._poolable or self._pooled() + nbytes > POOL_SHARE * self.budget:
-                self._unlink(segment)
-                continue
-            pooled = self.directory / f"{next(self._pool_counter):08d}.pool"
-            if rename_unpinned(self.directory / segment_file(segment), pooled):
-                self._forget(segment)
-                self._pool[nbytes].append(pooled)
-            else:
-                self._unlink(segment)
+            if nbytes is not None:
+                failpoint("unit.mid_free")
+                self._release(segment, nbytes)
+            elif segment in self._spilled:
+                self._unlink_spilled(segment)
+
+    def spill(self, segment: int, end: int) -> bool:
+        """Move a sealed segment, of which `end` bytes were written, to disk; whether it is there. Raises OSError."""
+        nbytes = self._sizes.get(segment)
+        if nbytes is not None and self.disk is not None:
+            self.disk.store(self.directory / segment_file(segment), segment, min(end, nbytes), nbytes)
+            self._release(segment, nbytes)
+        return segment in self._spilled
 
     def read(self, segment: int, offset: int, nbytes: int) -> bytes:
         """A copy of bytes of a segment, certainly not reused while they were copied. Raises SegmentGone, Invalid."""
@@ -128,8 +152,16 @@ class UnitFiles:
         """All bytes of a segment; they change when it is freed. Raises SegmentGone."""
         return self._mapping(segment).data
 
+    def writable(self, segment: Segment) -> np.ndarray:
+        """All bytes of a segment that was made for survivors, to be written."""
+        disk = self.disk is not None and segment.segment in self._spilled
+        directory = self.disk.directory if disk and self.disk is not None else self.directory
+        return map_segment(str(directory), segment.segment, write=True).data
+
     def write(self, segment: int, offset: int, data: bytes | memoryview) -> None:
         """Write for a client that cannot map the segment. Raises SegmentGone, Invalid."""
+        if segment in self._spilled:
+            raise SegmentGone(f"segment {segment:016x} was sealed; it is on disk")
         self._range(self._mapping(segment), offset, len(data))[:] = np.frombuffer(data, np.uint8)
 
     def close(self, *, remove: bool = False) -> None:
@@ -139,6 +171,8 @@ class UnitFiles:
             for name in os.listdir(self.directory):
                 if name.endswith((".seg", ".pool")) or name in ("nonce", "incarnation"):
                     os.unlink(self.directory / name)
+            if self.disk is not None:
+                self.disk.remove()
         os.close(self._lock)
         if remove:
             os.unlink(self.directory / "lock")
@@ -170,11 +204,15 @@ class UnitFiles:
         return sum(size * len(paths) for size, paths in self._pool.items())
 
     def _mapping(self, segment: int) -> Mapping:
-        if segment not in self._sizes:
-            raise SegmentGone(f"unit {self.unit} has no segment {segment:016x}")
         mapping = self._mappings.get(segment)
         if mapping is None:
-            mapping = self._mappings[segment] = map_segment(str(self.directory), segment, write=True)
+            if segment in self._sizes:
+                mapping = map_segment(str(self.directory), segment, write=True)
+            elif self.disk is not None and segment in self._spilled:
+                mapping = map_segment(str(self.disk.directory), segment)
+            else:
+                raise SegmentGone(f"unit {self.unit} has no segment {segment:016x}")
+            self._mappings[segment] = mapping
         return mapping
 
     @staticmethod
@@ -182,6 +220,23 @@ class UnitFiles:
         if offset < 0 or nbytes < 0 or offset + nbytes > len(mapping.data):
             raise Invalid(f"bytes {offset}..{offset + nbytes} are outside segment {mapping.segment:016x}")
         return mapping.data[offset : offset + nbytes]
+
+    def _release(self, segment: int, nbytes: int) -> None:
+        """Its memory is not needed any more: to the pool, if nobody can be writing to it or has pinned it."""
+        if segment not in self._poolable or self._pooled() + nbytes > POOL_SHARE * self.budget:
+            self._unlink(segment)
+            return
+        pooled = self.directory / f"{next(self._pool_counter):08d}.pool"
+        if rename_unpinned(self.directory / segment_file(segment), pooled):
+            self._forget(segment)
+            self._pool[nbytes].append(pooled)
+        else:
+            self._unlink(segment)
+
+    def _unlink_spilled(self, segment: int) -> None:
+        assert self.disk is not None
+        self._mappings.pop(segment, None)
+        self.disk.unlink(segment)
 
     def _unlink(self, segment: int) -> None:
         self._forget(segment)
