@@ -389,7 +389,7 @@ class SegmentGrants:
                 segments=count[number],
                 spilled=unit.spilled,
                 spill_budget=unit.spill_budget,
-            )  # fmt: skip
+            )
             for number, unit in sorted(self.units.items())
         ]
 
@@ -435,9 +435,8 @@ class SegmentGrants:
     def _spill_for(self, nbytes: int) -> None:
         """Make room for a large segment in the first unit, by turns, that can."""
         for unit in self._by_turns():
-            if unit.budget >= nbytes and self._spill(
-                unit, nbytes - unit.room() - len(unit.spares) * unit.segment_bytes
-            ):
+            missing = nbytes - unit.room() - len(unit.spares) * unit.segment_bytes
+            if unit.budget >= nbytes and self._spill(unit, missing):
                 return
 
     def _ask(self, unit: Unit, count: int, nbytes: int) -> None:

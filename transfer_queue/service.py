@@ -242,7 +242,8 @@ class QueueService:
         endpoint = private if self._bind is None else f"{self._bulk_scheme}://{host_of(self._bind)}:*"
         return [
             "unit", *self._common(), "--directory", str(self._storage / f"unit-{unit}"), "--unit", str(unit),
-            "--endpoint", endpoint, "--budget", str(self._budget), *spill_arguments(self._spill, unit, self._spill_budget),
+            "--endpoint", endpoint, "--budget", str(self._budget),
+            *spill_arguments(self._spill, unit, self._spill_budget),
         ]  # fmt: skip
 
 

@@ -61,7 +61,8 @@ _TREE = {
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "address": (dict,), "directory": (str,), "storage_dir": (str,), "units": (int,), "unit_budget_bytes": (int,),
-    "spill_dir": (str,), "spill_budget_bytes": (int,), "segment_bytes": (int,), "fsync": (bool,), "polling": (bool,), "metrics": (bool,), "metrics_port": (int,),
+    "spill_dir": (str,), "spill_budget_bytes": (int,),
+    "segment_bytes": (int,), "fsync": (bool,), "polling": (bool,), "metrics": (bool,), "metrics_port": (int,),
 }  # fmt: skip
 
 _OPTIONAL = ("address", "directory", "storage_dir", "unit_budget_bytes", "spill_dir", "spill_budget_bytes", "sampler")

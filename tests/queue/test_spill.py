@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transfer_queue.errors import Invalid, QueueFull, SegmentGone
+from transfer_queue.errors import Corrupt, Invalid, QueueFull, SegmentGone
 from transfer_queue.local import LocalQueue
 from transfer_queue.storage.place import choose_spill
 from transfer_queue.storage.unit_files import UnitFiles
@@ -63,6 +63,21 @@ async def test_the_oldest_go_first(tmp_path):
         assert on_disk == sorted(on_disk, reverse=True)
         assert on_disk[0]
         assert not on_disk[-1]
+
+
+async def test_a_bit_that_flips_on_the_way_to_disk_is_found_also_by_who_has_read_the_row_before(tmp_path):
+    async with queue_at(tmp_path) as queue:
+        client = queue.client("c")
+        await client.put("p", [f"s{i}" for i in range(16)], {"x": np.arange(16)})
+        assert (await client.get("p", ["s3"]))["x"].values.tolist() == [3]
+        await put(client, range(30))
+        (block,) = (await client.lookup("p", ["s3"])).blocks
+        path = tmp_path / "spill" / f"{block.segment:016x}.seg"
+        data = bytearray(path.read_bytes())
+        data[block.offset] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(Corrupt):
+            await client.get("p", ["s3"])
 
 
 async def test_spilled_rows_that_are_cleared_free_their_disk(tmp_path):

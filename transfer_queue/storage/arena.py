@@ -185,22 +185,23 @@ class ReadArena:
     def __init__(self, open_segment: Callable[[int], Mapping]) -> None:
         self._open = open_segment
         self._mappings: OrderedDict[int, Mapping] = OrderedDict()
-        self._verified: OrderedDict[tuple[int, int, int], None] = OrderedDict()
+        self._verified: OrderedDict[tuple[str, int, int], None] = OrderedDict()
 
     def blocks(self, blocks: Iterable[Block], rows: Iterable[int]) -> list[memoryview]:
         """The bytes of each block, read-only. Raises SegmentGone or Corrupt (outside its segment, or another digest).
 
         The digest is checked when the rows of which a copy will be made are a good part of the block, and whenever this
-        process reads the block for the first time: else a few rows of a large block would cost as much as all of it.
+        process reads the block there for the first time: else a few rows of a large block would cost as much as all of it.
         """
-        segment, memory, found = -1, memoryview(b""), []
+        segment, path, memory, found = -1, "", memoryview(b""), []
         for block, count in zip(blocks, rows, strict=True):
             if block.segment != segment:
-                segment, memory = block.segment, self._mapping(block.segment).data.data
+                mapping = self._mapping(block.segment)
+                segment, path, memory = block.segment, mapping.path, mapping.data.data
             data = within(block, memory)
             if GOOD_PART * count >= block.rows:
                 self._verify(block, data)
-            elif (key := (segment, block.offset, block.digest)) not in self._verified:
+            elif (key := (path, block.offset, block.digest)) not in self._verified:
                 self._verify(block, data)
                 self._verified[key] = None
                 if len(self._verified) > MAX_VERIFIED:
