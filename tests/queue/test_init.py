@@ -1,0 +1,223 @@
+"""init and close: who starts a queue, who finds it, and what a configuration may say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transfer_queue as tq
+from transfer_queue.errors import Disconnected, Invalid
+from transfer_queue.process import ADDRESS_VARIABLE, DIRECTORY_VARIABLE
+from transfer_queue.settings import read_settings
+
+OmegaConf = pytest.importorskip("omegaconf").OmegaConf
+
+
+@pytest.fixture
+def conf(tmp_path):
+    """A queue that the test may start; whatever it did is closed."""
+    yield {"directory": str(tmp_path / "queue"), "storage_dir": str(tmp_path), "units": 1}
+    tq.close()
+
+
+def child(code: str, **env: str) -> str:
+    """What another process prints; it inherits no address but what `env` says."""
+    clean = {name: value for name, value in os.environ.items() if name not in (ADDRESS_VARIABLE, DIRECTORY_VARIABLE)}
+    code = f"import transfer_queue as tq\n{code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean | env, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+# --- who starts and who finds ----------------------------------------------------------------------------------------
+
+
+def test_the_first_init_starts_a_queue_and_returns_the_whole_configuration(conf):
+    whole: Any = tq.init(conf | {"controller": {"sampler": tq.SequentialSampler}})
+    assert whole.address.run
+    assert whole["units"] == 1
+    assert whole.controller.sampler.name == "SequentialSampler"
+    assert tq.get_metrics_endpoint() is None
+
+
+def test_a_second_init_attaches_and_returns_what_it_was_given(conf):
+    tq.init(conf)
+    tq.kv_put("a", "p", tag={"i": 1})
+    other = {"units": 7}
+    assert tq.init(other) is other
+    assert tq.init() is None
+    assert tq.kv_list("p") == {"p": {"a": {"i": 1}}}
+
+
+def test_another_process_finds_the_queue_by_environment_directory_or_address(conf):
+    tq.init(conf)
+    tq.kv_put("a", "p", tag={"i": 1})
+    code = "tq.init({conf}); print(tq.kv_list('p')); tq.close()"
+    expected = str({"p": {"a": {"i": 1}}})
+    address = os.environ[ADDRESS_VARIABLE]
+    assert child(code.format(conf="None"), **{ADDRESS_VARIABLE: address}) == expected
+    assert child("print(tq.kv_list('p'))", **{DIRECTORY_VARIABLE: conf["directory"]}) == expected, "without init"
+    assert child(code.format(conf={"address": json.loads(address)})) == expected
+    assert child(code.format(conf={"directory": conf["directory"]})) == expected
+    assert tq.kv_list("p") == {"p": {"a": {"i": 1}}}, "their close() ended nothing but themselves"
+
+
+def test_several_processes_that_begin_at_once_share_one_queue(conf, tmp_path):
+    code = (
+        "import transfer_queue as tq, sys\n"
+        f"tq.init({conf})\n"
+        "tq.kv_put(sys.argv[1], 'p', tag={})\n"
+        "print('put', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(len(tq.kv_list('p')['p']), flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if name not in (ADDRESS_VARIABLE, DIRECTORY_VARIABLE)}
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, f"k{i}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean
+        )
+        for i in range(4)
+    ]
+
+    def all_say() -> list[str]:
+        return [process.stdout.readline().strip() for process in crowd if process.stdout is not None]
+
+    assert all_say() == ["put"] * 4
+    for process in crowd:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert all_say() == ["4"] * 4
+    for process in crowd:
+        process.communicate("\n")
+
+
+def test_close_ends_what_this_process_started_and_init_goes_on_in_its_directory(conf):
+    tq.init(conf)
+    tq.kv_put("a", "p", {"x": [1, 2]}, {"i": 1})
+    tq.close()
+    tq.close()
+    assert ADDRESS_VARIABLE not in os.environ
+    tq.init(conf)
+    assert tq.kv_list("p") == {"p": {"a": {"i": 1}}}
+    assert tq.kv_batch_get("a", "p")["x"] == [[1, 2]]
+
+
+def test_without_a_directory_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    whole: Any = tq.init({"storage_dir": str(tmp_path), "units": 1})
+    assert Path(whole.address.key_file).exists()
+    tq.close()
+    assert not Path(whole.address.key_file).exists()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_init_takes_less_than_a_second(conf):
+    """Where nothing else is to be done; ten times that is allowed for a machine that is busy."""
+    began = time.monotonic()
+    tq.init(conf)
+    assert time.monotonic() - began < 10
+
+
+def test_an_address_that_is_none_is_named(conf, monkeypatch):
+    monkeypatch.setenv(ADDRESS_VARIABLE, "nonsense")
+    with pytest.raises(Invalid, match="TQ_ADDRESS holds 'nonsense'"):
+        tq.init(conf)
+    monkeypatch.delenv(ADDRESS_VARIABLE)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, conf["directory"])
+    with pytest.raises(Disconnected, match="run.json is missing"):
+        tq.kv_list()
+
+
+def test_the_sampler_and_polling_of_the_configuration_hold_in_the_controller(conf):
+    tq.init(conf | {"controller": {"sampler": tq.GRPOGroupNSampler(2), "polling_mode": True}})
+    client = tq.get_client()
+    client.get_meta([], 3, "p", mode="insert")
+    first = client.get_meta([], 2, "p", task_name="t")
+    assert first.size == 2
+    assert client.get_meta([], 2, "p", task_name="t").size == 0
+    with pytest.raises(Invalid, match="whole groups of 2"):
+        client.get_meta([], 1, "p", task_name="t")
+
+
+def test_metrics_are_served_while_the_queue_lives(conf):
+    whole: Any = tq.init(conf | {"metrics": {"enabled": True}})
+    tq.kv_put("a", "p", tag={})
+    endpoint = tq.get_metrics_endpoint()
+    assert endpoint == whole.metrics.endpoint
+    text = urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10).read().decode()
+    assert 'tq_partition_samples_total{partition_id="p"} 1.0' in text
+    assert 'tq_storage_used_bytes{storage_unit_id="0"}' in text
+    tq.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10)
+
+
+# --- what a configuration may say ------------------------------------------------------------------------------------
+
+
+VERL = {
+    "enable": True,
+    "metrics": {"enabled": False, "port": 0},
+    "controller": {"sampler": "RankAwareSampler", "polling_mode": True, "zmq_info": None},
+    "backend": {
+        "storage_backend": "SimpleStorage",
+        "SimpleStorage": {"total_storage_size": 100000, "num_data_storage_units": 8, "ssd_offload": {"enabled": False}},
+    },
+}
+
+
+@pytest.mark.parametrize("make", [dict, OmegaConf.create])
+def test_transfer_queues_tree_is_understood_and_the_rest_named_in_one_warning(make, caplog):
+    settings = read_settings(make(VERL))
+    assert (settings.sampler, settings.polling, settings.metrics) == ({"name": "RankAwareSampler"}, True, False)
+    assert [record.message for record in caplog.records] == [
+        "init: these keys have no effect here: enable, controller.zmq_info, backend.SimpleStorage.total_storage_size, "
+        "backend.SimpleStorage.num_data_storage_units, backend.SimpleStorage.ssd_offload.enabled"
+    ]
+
+
+def test_nothing_is_a_configuration_too(caplog):
+    assert read_settings(None) == read_settings({}) == read_settings(OmegaConf.create({}))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"units": 0}, "units=0; expected a positive number"),
+        ({"units": "2"}, "units='2'; expected int"),
+        ({"units": True}, "units=True; expected int"),
+        ({"fsync": 1}, "fsync=1; expected bool"),
+        ({"units": None}, "units is None"),
+        ({"unitz": 2}, "'unitz'; did you mean 'units'"),
+        ({"controller": {"polling_mod": True}}, "did you mean 'controller.polling_mode'"),
+        ({"controller": {"polling_mode": "yes"}}, "controller.polling_mode='yes'"),
+        ({"controller": {"sampler": {}}}, "needs a `name`"),
+        ({"controller": {"sampler": 3}}, "controller.sampler is a int"),
+        ({"backend": {"storage_backend": "Redis"}}, "'Redis'; expected one of SimpleStorage"),
+        ({"metrics": {"port": 70000}}, "ports go up to 65535"),
+        ({"address": "here"}, "address='here'; expected dict"),
+        (["units"], "takes a dict or a DictConfig"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_an_error_that_names_it(wrong, match):
+    with pytest.raises(Invalid, match=match):
+        read_settings(wrong)
+
+
+def test_a_sampler_that_is_none_keeps_the_queue_from_starting(conf):
+    with pytest.raises(Invalid, match="no sampler 'Sequential'"):
+        tq.init(conf | {"controller": {"sampler": "Sequential"}})
+    with pytest.raises(AssertionError):
+        tq.get_client()
