@@ -67,8 +67,9 @@ async def test_the_oldest_go_first(tmp_path):
 
 async def test_a_bit_that_flips_on_the_way_to_disk_is_found_also_by_who_has_read_the_row_before(tmp_path):
     async with queue_at(tmp_path) as queue:
-        client = queue.client("c")
-        await client.put("p", [f"s{i}" for i in range(16)], {"x": np.arange(16)})
+        client, writer = queue.client("c"), queue.client("w")
+        await writer.put("p", [f"s{i}" for i in range(16)], {"x": np.arange(16)})
+        await writer.close()
         assert (await client.get("p", ["s3"]))["x"].values.tolist() == [3]
         await put(client, range(30))
         (block,) = (await client.lookup("p", ["s3"])).blocks

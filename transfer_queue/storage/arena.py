@@ -191,7 +191,8 @@ class ReadArena:
         """The bytes of each block, read-only. Raises SegmentGone or Corrupt (outside its segment, or another digest).
 
         The digest is checked when the rows of which a copy will be made are a good part of the block, and whenever this
-        process reads the block there for the first time: else a few rows of a large block would cost as much as all of it.
+        process reads the block there (in memory or on disk) for the first time: else a few rows of a large block would
+        cost as much as all of it.
         """
         segment, path, memory, found = -1, "", memoryview(b""), []
         for block, count in zip(blocks, rows, strict=True):
