@@ -144,6 +144,7 @@ class ControllerCore:
         self._clients: dict[str, str] = {}  # identity -> Hello name
         self._seq = 0
         self._parking = Parking()
+        self._told: dict[str, int | None] = {}  # partition -> number of the last change that its watchers were told
         self.pages = Pages(send) if paged else None
         self._fetching = fetching if fetching is not None else Fetching()
         self._replies = Replies()
@@ -460,12 +461,12 @@ class ControllerCore:
             self._retry((ADMITS, name), now, in_order=True)
             self._retry((FETCHES, name), now)
             self._wake_leases(name, now)
-            self._retry((WATCHES, name), now)
+            self._tell_watchers(name, now)
         if self.ledger.leases.idled:
             self.ledger.leases.idled = False
             for name in list(self.ledger.partitions):
                 self._wake_leases(name, now)
-                self._retry((WATCHES, name), now)
+                self._tell_watchers(name, now)
         touched = self.ledger.segments.take_thinned() | self._grants.take_sealed()
         if touched:
             self._compaction.consider(touched, now)
@@ -475,6 +476,16 @@ class ControllerCore:
             self._wake_writers(now)
             self._compaction.plan(now, pressed=self._parking.anybody(SEGMENTS))
             self._grants.plan(self._demands(), now)
+
+    def _tell_watchers(self, partition: str, now: float) -> None:
+        """Those who wait have been told everything up to the last time."""
+        if not self._parking.anybody((WATCHES, partition)):
+            self._told.pop(partition, None)
+            return
+        seq = self.ledger.sequence(partition) if partition in self.ledger.partitions else None
+        if seq is None or self._told.get(partition) != seq:
+            self._told[partition] = seq
+            self._retry((WATCHES, partition), now)
 
     def _wake_writers(self, now: float) -> None:
         """In order of arrival per size; where one found nothing, the others of its size would not either."""

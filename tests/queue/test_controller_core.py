@@ -261,6 +261,20 @@ def test_a_watcher_wakes_at_once_and_its_timeout_is_no_error(world: World) -> No
     assert world.answer_to(waiting) == m.Changes(changes.seq, [], changes.depth)
 
 
+def test_watchers_are_looked_at_only_when_a_group_has_changed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.admit("u0")
+    seq = world.ask("trainer", m.Watch("p", -1)).seq
+    waiting = [world.wait("trainer", m.Watch("p", seq, wait=9.0)) for _ in range(10)]
+    world.ask("trainer", m.Commit("p", ["a"], tags=[{}]))
+    looked, attempt = [], world.core._attempt
+    monkeypatch.setattr(world.core, "_attempt", lambda *given, **how: looked.append(given) or attempt(*given, **how))
+    for _ in range(5):
+        assert isinstance(world.ask("trainer", m.Commit("p", ["a"], tags=[{}])), m.Committed)
+    assert looked == []
+    world.admit("u1")
+    assert all(world.answer_to(watcher).groups[0].uid == "u1" for watcher in waiting)
+
+
 # --- once -------------------------------------------------------------------------------------------------------------
 
 
