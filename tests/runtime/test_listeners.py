@@ -50,9 +50,8 @@ def test_the_queue_of_a_run_under_ray_listens_to_no_port_and_no_process_of_ours_
     queue = {line: ports for line, ports in found.items() if "transfer_queue.child" in line}
     assert len(queue) >= 3
     assert not any(queue.values())
-    ours = {
-        line: far(ports) for line, ports in found.items()
-        if (line.startswith("ray::") and not line.startswith(("ray::DashboardAgent", "ray::RuntimeEnvAgent"))) or "streamrl.main" in line
-    }  # fmt: skip
+    agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    mine = [line for line in found if "streamrl.main" in line or ("ray::" in line and not line.startswith(agents))]
+    ours = {line: far(found[line]) for line in mine}
     assert len(ours) >= 3
     assert {line: ports for line, ports in ours.items() if len(ports) > 1} == {}  # the one of Ray's core worker
