@@ -120,7 +120,6 @@ class UnitAccess:
             self._mapped.clear()
             for files in (self._written, self._read):
                 files.clear()
-            self.results.clear()
 
     def close(self) -> None:
         self.release()

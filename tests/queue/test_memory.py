@@ -66,7 +66,7 @@ def test_the_pool_is_bounded_and_small_results_are_not_kept():
     results.clear()
     assert pool.idle_bytes() == 3 * LEAST
     late = pool.empty((LEAST,), np.uint8)
-    pool.clear()
+    pool.release()
     assert pool.idle_bytes() == 0
     del late
     assert pool.idle_bytes() == 0

@@ -20,7 +20,7 @@ import numpy as np
 
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Block
-from transfer_queue.storage.memory import Empty
+from transfer_queue.storage.memory import LEAST, Empty, scratch
 from transfer_queue.storage.objects import decode_object, decode_objects, encode_objects
 
 ALIGN = 64
@@ -85,7 +85,11 @@ class Column:
         encoded = encode_objects(rows, field=field)
         offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
         np.cumsum(list(map(len, encoded)), out=offsets[1:])
-        values = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        if offsets[-1] < LEAST:
+            values = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        else:
+            values = scratch.empty(int(offsets[-1]), np.uint8)
+            copy_slices(encoded, values)
         return Column("object", "|u1", (), values, offsets, len(encoded))
 
     @staticmethod
@@ -264,7 +268,7 @@ def bytes_of(values: np.ndarray) -> np.ndarray:
     return values.reshape(-1).view(np.uint8)
 
 
-def copy_slices(slices: Iterable[memoryview], out: np.ndarray) -> None:
+def copy_slices(slices: Iterable[memoryview | bytes], out: np.ndarray) -> None:
     """Lay bytes end to end in `out`. Slices of memoryviews cost half of what those of arrays do."""
     target, at = bytes_of(out).data, 0
     for part in slices:

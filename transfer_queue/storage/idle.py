@@ -7,11 +7,14 @@ waits for    time, in one daemon thread of the process, which is there only as l
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from typing import Protocol
 from weakref import WeakKeyDictionary
+
+log = logging.getLogger(__name__)
 
 IDLE = 10.0
 """Seconds without use after which all is let go: the next use then costs some 50 ms per 256 MiB once."""
@@ -64,7 +67,10 @@ class _Watch:
         going = True
         while going:
             time.sleep(SWEEP_EVERY)
-            going = self.look()
+            try:
+                going = self.look()
+            except Exception:  # the root of a thread: memory that is kept too long must not become memory kept for ever
+                log.exception("what is kept for the next read or write could not be looked through")
 
 
 _watch = _Watch()

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.storage.idle import note_use
+
 Empty = Callable[[Any, Any], np.ndarray]
 """(shape, dtype) -> an array that is not initialised: np.empty, or a pool's."""
 
@@ -90,7 +92,7 @@ class ResultPool:
     """Memory for results. Invariants:
 
     - A buffer is lent to one array at a time: it comes back when that array and all views and tensors of it are gone.
-    - At most `max_idle` bytes lie here unused.
+    - At most `max_idle` bytes lie here unused, and none once no result was asked for a while (see idle.py).
 
     Without locks, since memory comes back in any thread, also in the midst of `empty`: a deque's ends are atomic.
     """
@@ -108,6 +110,7 @@ class ResultPool:
         if nbytes < LEAST:
             return np.empty(shape, dtype)
         self._keeping = True
+        note_use(self)
         size = size_class(nbytes)
         try:
             raw = self._idle[size].pop()
@@ -122,8 +125,15 @@ class ResultPool:
     def idle_bytes(self) -> int:
         return sum(size * len(buffers) for size, buffers in list(self._idle.items()))
 
-    def clear(self) -> None:
+    def sweep(self) -> None:
+        pass
+
+    def release(self) -> None:
         """Let go of what lies here unused, and of what comes back before a result is asked again."""
         self._keeping = False
         for buffers in list(self._idle.values()):
             buffers.clear()
+
+
+scratch = ResultPool()
+"""For what is put together only to be copied into a segment."""
