@@ -155,7 +155,8 @@ class SegmentGrants:
         self.changed = True
 
     def made(self, client: str, m: SegmentsMade, now: float) -> None:
-        """The answer to the oldest MakeSegments. With an error, the unit is left alone for a while."""
+        """The answer to the oldest MakeSegments. With an error, the unit is left alone for a while, or until it has moved
+        something to disk."""
         unit = self.units.get(m.unit)
         if unit is None or unit.client != client or not unit.making:
             raise Invalid(f"unit {m.unit} was not asked for segments; forget them")
@@ -164,6 +165,7 @@ class SegmentGrants:
         unit.error = m.error[:MAX_REASON]
         if m.error or len(m.segments) < count:
             unit.retry_at = now + RETRY_SECONDS
+            self._spill(unit, count * nbytes)
         for segment in m.segments[:count]:
             known = segment.segment in self._table or segment.segment in self._use
             if known or unit_of(segment.segment) != m.unit or segment.nbytes != nbytes:
@@ -299,6 +301,8 @@ class SegmentGrants:
                 unit.sealed.pop(segment, None)
                 unit.used -= entry.segment.nbytes
                 unit.spilled += entry.segment.nbytes
+        if m.segments:
+            unit.retry_at = None
         unit.spilling.clear()
         unit.spill_error = m.error[:MAX_REASON]
         unit.spill_retry_at = now + SPILL_PAUSE if m.error else None

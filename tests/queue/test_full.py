@@ -1,0 +1,98 @@
+"""A full directory: an error that names it and says what to do; nothing dies or is damaged; it goes on when there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transfer_queue.errors import Invalid, QueueFull
+from transfer_queue.local import LocalQueue
+from transfer_queue.service import QueueService
+from transfer_queue.sync_client import SyncQueueClient
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A tmpfs of 24 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "tmpfs", str(place)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("may not mount a tmpfs here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(place: Path) -> Path:
+    """Somebody else's file takes what is left."""
+    path = place / "other"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)) == 1 << 16:
+            pass
+    return path
+
+
+def row(i: int) -> dict:
+    return {"x": np.full((1, MIB // 8), i)}
+
+
+def check(got: dict, rows: range) -> None:
+    assert got["x"].values[:, 0].tolist() == got["x"].values[:, -1].tolist() == list(rows)
+
+
+def test_processes_on_a_full_tmpfs_say_so_lose_nothing_and_go_on_when_there_is_room(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 1.0)
+    service = QueueService(
+        tmp_path / "run", storage_dir=small, units=1, unit_budget_bytes=20 * MIB, segment_bytes=MIB,
+        spill_budget_bytes=0,
+    )  # fmt: skip
+    with service, SyncQueueClient(service.address, "c") as client:
+        for i in range(4):
+            client.put("p", [f"k{i}"], row(i))
+        pids = service.pids()
+        other = fill(small)
+        with pytest.raises(QueueFull) as error:
+            for i in range(4, 20):
+                client.put("p", [f"k{i}"], row(i))
+        for part in (str(small), "No space left on device", "Make room there", "storage_dir"):
+            assert part in str(error.value)
+        done = range(len(client.list("p")["p"]))
+        check(client.get("p", [f"k{i}" for i in done]), done)
+        other.unlink()
+        for i in range(len(done), 14):
+            client.put("p", [f"k{i}"], row(i))
+        check(client.get("p", [f"k{i}" for i in range(14)]), range(14))
+        assert service.pids() == pids
+
+
+async def test_a_full_tmpfs_is_no_matter_while_the_disk_has_room(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 3.0)
+    monkeypatch.setattr("transfer_queue.local.choose_storage", lambda *_: (small, 0))
+    async with LocalQueue(
+        storage_dir=small, unit_budget_bytes=1 << 30, segment_bytes=MIB, spill_dir=tmp_path / "disk",
+        spill_budget_bytes=1 << 30,
+    ) as queue:  # fmt: skip
+        client = queue.client("c")
+        for i in range(40):
+            await client.put("p", [f"k{i}"], row(i))
+        check(await client.get("p", [f"k{i}" for i in range(40)]), range(40))
+
+
+async def test_a_row_that_no_budget_can_hold_is_refused_at_once(tmp_path):
+    async with LocalQueue(unit_budget_bytes=4 * MIB, segment_bytes=MIB) as queue:
+        client = queue.client("c")
+        with pytest.raises(Invalid, match=r"exceed the budget of every storage unit \(at most 4194304\).*raise"):
+            await client.put("p", ["k"], {"x": np.zeros((1, 8 * MIB))})
+        assert (await client.list()) == {}
+
+
+def test_a_directory_without_room_for_the_budget_is_refused_before_anything_starts(small, tmp_path):
+    with pytest.raises(Invalid, match=f"{small} has .* MiB free .*lower unit_budget_bytes, enlarge it .*storage_dir"):
+        QueueService(tmp_path / "run", storage_dir=small, units=2, unit_budget_bytes=20 * MIB)
