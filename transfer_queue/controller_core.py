@@ -42,6 +42,7 @@ from transfer_queue.ledger import Ledger, again, kept
 from transfer_queue.net.messages import (
     VERSION,
     Admit,
+    AdoptPartitions,
     Bye,
     Changes,
     ClearPartition,
@@ -305,6 +306,9 @@ class ControllerCore:
                 reply = self._accept(body, now, client, request.id)
                 if isinstance(body, ClearPartition | ResetConsumption):
                     self._fetching.forget(body.partition)
+                elif isinstance(body, AdoptPartitions):
+                    for name in body.names.values():
+                        self._fetching.forget(name)
                 return reply
 
     def _parts(self, body: Mutation | Query) -> Iterator[Listing | Changes] | None:

@@ -10,11 +10,14 @@ import numpy as np
 from transfer_queue.errors import Invalid, QueueError
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.consuming import describe, ready
+from transfer_queue.ledger.consumption import SLICE
 from transfer_queue.ledger.order import packed
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.tags import unpack
 from transfer_queue.net.messages import Consume, Fetch, Rows
 from transfer_queue.sampler import BaseSampler, SequentialSampler
+
+_NONE = np.empty(0, np.int64)
 
 
 class Fetching:
@@ -23,6 +26,8 @@ class Fetching:
     def __init__(self, sampler: BaseSampler | None = None, *, polling: bool = False) -> None:
         self.polling = polling
         self._sampler = sampler if sampler is not None else SequentialSampler()
+        self._hopeless: dict[str, dict[tuple[Any, ...], int]] = {}
+        """By partition, for fetches that found too few rows: how many rows must have been touched until one can not."""
 
     def answer(self, ledger: Ledger, m: Fetch) -> Consume | Rows | None:
         """What to apply and answer, what to answer only, or None if there are too few rows. Raises Invalid."""
@@ -39,7 +44,7 @@ class Fetching:
         if p is None:
             have = f"there is no partition {m.partition!r} yet"
         else:
-            left = len(p.consumption.unconsumed(p.rows.order, m.task)[0])
+            left = sum(len(serials) for serials, _ in p.consumption.slices(p.rows.order, m.task, SLICE))
             whole = len(ready(p, m.task, m.fields)[0])
             have = f"{left} of its {len(p.rows.ids)} rows are not consumed, {whole} of them have all the fields"
         return (
@@ -50,6 +55,7 @@ class Fetching:
     def forget(self, partition: str) -> None:
         """The partition was cleared, or its consumption reset."""
         self._sampler.clear_cache(partition)
+        self._hopeless.pop(partition, None)
 
     def _choose(self, p: Partition, m: Fetch) -> Consume | Rows | None:
         config = {**m.sampling, "partition_id": p.name, "task_name": m.task}
@@ -57,21 +63,39 @@ class Fetching:
         known = p.consumption.recall(m.task, key) if key is not None else None
         if known is not None:
             return describe(p, p.rows.order.require(known, p.name), m.fields, m.task)
-        serials, _ = ready(p, m.task, m.fields)
         cached = _guarded(self._sampler, self._sampler.has_cached_result, p.name, m.task, config)
-        if len(serials) < m.count and not cached:
+        waiting = (m.task, tuple(m.fields), m.count)
+        hopeless = self._hopeless.setdefault(p.name, {})
+        if not cached and p.rows.touched < hopeless.get(waiting, 0):
             return None
-        given = serials if self._sampler.takes_arrays else serials.tolist()
-        answer = _guarded(self._sampler, self._sampler, given, m.count, **config, partition=_View(p))
-        sampled, taken = self._checked(p, answer, serials, cached)
+        sampled, taken, missing = self._sample(p, m, config, cached)
         if not len(sampled):
+            hopeless[waiting] = p.rows.touched + missing
             return None
+        hopeless.pop(waiting, None)
         remember = {}
         if key is not None:
             answers = self._sampler.remembered(p.name, m.task)
             remember = {name: packed(np.asarray(rows, np.int64)) for name, rows in answers.items()}
             self._sampler.clear_cache(p.name)
         return Consume(p.name, m.task, list(m.fields), packed(sampled), packed(taken), remember)
+
+    def _sample(
+        self, p: Partition, m: Fetch, config: dict[str, Any], cached: bool
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """What the sampler chose and consumed of the rows that are ready; or how many rows must change at least before
+        it makes sense to ask it again. A sampler that takes the oldest is shown no more than it needs."""
+        wanted, more = (m.count if self._sampler.takes_oldest else 0), True
+        while True:
+            serials, more = ready(p, m.task, m.fields, wanted)
+            if len(serials) < m.count and not cached:
+                return _NONE, _NONE, m.count - len(serials)
+            given = serials if self._sampler.takes_arrays else serials.tolist()
+            answer = _guarded(self._sampler, self._sampler, given, m.count, **config, partition=_View(p))
+            sampled, taken = self._checked(p, answer, serials, cached)
+            if len(sampled) or not more:
+                return sampled, taken, 1
+            wanted = 8 * len(serials)
 
     def _checked(self, p: Partition, answer: Any, serials: np.ndarray, cached: bool) -> tuple[np.ndarray, np.ndarray]:
         """What a sampler returned, as arrays. Raises Invalid for rows that it was not offered."""
@@ -123,7 +147,9 @@ class _Tags(Mapping[int, dict[str, Any]]):
 
 
 def _drained(p: Partition | None, task: str) -> bool:
-    return p is not None and bool(p.rows.ids) and not len(p.consumption.unconsumed(p.rows.order, task)[0])
+    if p is None or not p.rows.ids:
+        return False
+    return not any(len(serials) for serials, _ in p.consumption.slices(p.rows.order, task, SLICE))
 
 
 def _check(m: Fetch) -> None:

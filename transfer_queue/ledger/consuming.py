@@ -9,6 +9,7 @@ import numpy as np
 
 from transfer_queue.errors import Conflict, Invalid, NotFound
 from transfer_queue.ledger.checks import check_name
+from transfer_queue.ledger.consumption import SLICE
 from transfer_queue.ledger.order import packed, unpacked
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.queries import hidden, placed
@@ -68,15 +69,22 @@ def describe(
     )
 
 
-def ready(p: Partition, task: str, fields: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Serials and ids of plain rows that have all the fields and that the task has not consumed."""
-    serials, rows = p.consumption.unconsumed(p.rows.order, task)
-    mask = np.ones(len(rows), bool)
-    for name in fields:
-        mask &= p.rows.has(name, rows)
-    if p.groups:
-        mask &= np.asarray([p.rows.owner[row] is None for row in rows.tolist()], bool)
-    return serials[mask], rows[mask]
+def ready(p: Partition, task: str, fields: Sequence[str], wanted: int = 0) -> tuple[np.ndarray, bool]:
+    """Serials of the oldest plain rows that have all the fields and that the task has not consumed: at least `wanted`
+    (0: all) if there are so many. And whether there may be more."""
+    found: list[np.ndarray] = []
+    count = 0
+    for serials, rows in p.consumption.slices(p.rows.order, task, SLICE):
+        mask = np.ones(len(rows), bool)
+        for name in fields:
+            mask &= p.rows.has(name, rows)
+        if p.groups:
+            mask &= np.asarray([p.rows.owner[row] is None for row in rows.tolist()], bool)
+        found.append(serials[mask])
+        count += len(found[-1])
+        if wanted and count >= wanted:
+            return np.concatenate(found), True
+    return np.concatenate(found) if found else np.empty(0, np.int64), False
 
 
 def _schema(p: Partition, name: str, rows: np.ndarray, there: np.ndarray) -> FieldSchema:

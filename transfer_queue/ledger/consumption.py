@@ -9,6 +9,9 @@ import numpy as np
 
 from transfer_queue.ledger.order import RowOrder
 
+SLICE = 16384
+"""Rows that are looked at together."""
+
 FIRST_SWEEP = 64
 """Remembered answers from which on those whose rows are gone are looked for."""
 
@@ -18,7 +21,7 @@ class Consumption:
 
     Invariants: a row is consumed by a task iff `taken[task][row id]` is the row's serial, so that a row id that is used
     again counts as not consumed; `low[task]` is at most the lowest serial of a live row that the task has not consumed.
-    The cost of looking for rows is that of those from there on, with arrays.
+    The cost of looking for rows is that of those from there on, with arrays, up to as many as are wanted.
     """
 
     def __init__(self) -> None:
@@ -28,13 +31,27 @@ class Consumption:
         self._sweep_at = FIRST_SWEEP
 
     def unconsumed(self, order: RowOrder, task: str) -> tuple[np.ndarray, np.ndarray]:
-        """Live rows that the task has not consumed: serials and row ids, by ascending serial."""
-        serials, rows = order.after(self.low.get(task, 0) - 1)
-        consumed = self.flags(task, serials, rows)
-        serials, rows = serials[~consumed], rows[~consumed]
-        if task in self.taken:
-            self.low[task] = int(serials[0]) if len(serials) else order.next_serial()
-        return serials, rows
+        """All live rows that the task has not consumed: serials and row ids, by ascending serial."""
+        parts = [part for part in self.slices(order, task, SLICE) if len(part[0])]
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate([serials for serials, _ in parts]), np.concatenate([rows for _, rows in parts])
+
+    def slices(self, order: RowOrder, task: str, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The same slice by slice, each out of `size` live rows."""
+        after = self.low.get(task, 0) - 1
+        begun = task in self.taken
+        while True:
+            seen, ids = order.after(after, size)
+            if not len(seen):
+                break
+            consumed = self.flags(task, seen, ids)
+            serials, rows = seen[~consumed], ids[~consumed]
+            after = int(seen[-1])
+            if begun:
+                begun = not len(serials)
+                self.low[task] = after + 1 if begun else int(serials[0])
+            yield serials, rows
 
     def flags(self, task: str, serials: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Whether the task has consumed each row."""

@@ -61,6 +61,7 @@ class RowTable:
         self.sets = FieldSets()
         self.puts = PutTable(self.sets, segments)
         self.places: list[Places] = []
+        self.touched = 0  # rows made or written so far, in this life of the controller
         self._free = array("i")
         self._capacity = FIRST_CAPACITY
 
@@ -73,6 +74,7 @@ class RowTable:
         """New rows without fields and with empty tags; their ids."""
         if not keys:
             return []
+        self.touched += len(keys)
         if len(keys) == 1 and not self._free:
             return self._add_one(keys[0], owner)
         reused = min(len(keys), len(self._free))
@@ -95,6 +97,7 @@ class RowTable:
         """The fields of `blocks`, one put, now lie there for `rows`, at `index` in them (default: 0, 1, 2, ...)."""
         if not rows or not blocks:
             return
+        self.touched += len(rows)
         put = self.puts.add(blocks, len(rows))
         mask = self.puts.layout(put).mask
         if len(rows) == 1:

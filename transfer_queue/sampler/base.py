@@ -42,6 +42,9 @@ class BaseSampler(ABC):
     takes_arrays = False
     """Whether `ready_indexes` may be an int64 array instead of a list."""
 
+    takes_oldest = False
+    """Whether an answer that is not empty stays as it is if younger rows were ready, too: then it need not see all."""
+
     def __init__(self) -> None:
         self._cache: dict[str, dict[str, dict[str, Indexes]]] = {}
 
@@ -88,6 +91,7 @@ class SequentialSampler(BaseSampler):
     """The oldest rows first."""
 
     takes_arrays = True
+    takes_oldest = True
 
     def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> tuple[Indexes, Indexes]:
         sampled = ready_indexes[:batch_size]

@@ -17,6 +17,7 @@ class GRPOGroupNSampler(BaseSampler):
     """
 
     takes_arrays = True
+    takes_oldest = True
 
     def __init__(self, n_samples_per_prompt: int = 1, group_tag: str | None = None) -> None:
         super().__init__()

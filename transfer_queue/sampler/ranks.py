@@ -18,6 +18,7 @@ class _PerRank(BaseSampler):
     """Fetches of one (partition, task, dp_rank, batch_index) get one answer."""
 
     takes_arrays = True
+    takes_oldest = True
 
     def cache_key(self, sampling_config: Mapping[str, Any]) -> str | None:
         rank, batch = sampling_config.get("dp_rank"), sampling_config.get("batch_index")
