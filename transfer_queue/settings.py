@@ -80,7 +80,7 @@ def read_settings(conf: Mapping[str, Any] | None) -> QueueSettings:
             _set(settings, name, key, value)
         elif key == "backend.storage_backend":
             _check_backend(value)
-        else:
+        elif key != "metrics.endpoint":  # init says it, and what it returned may be given to it again
             settings.other.append(key)
     _refuse_slips(settings.other)
     if settings.other:

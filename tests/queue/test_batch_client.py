@@ -235,6 +235,13 @@ def test_a_stream_waits_for_rows_that_come_later(client, p):
     put.join()
 
 
+def test_the_workers_of_a_loader_share_the_rows(queue, client, p):
+    client.put(data(16), partition_id=p)
+    stream = dataset(p, config=queue, micro_batch_size=4)
+    loader = tq.StreamingDataLoader(stream, num_workers=2, multiprocessing_context="fork")
+    assert sorted(x for td, _ in loader for x in td["x"].tolist()) == list(range(16))
+
+
 def test_a_stream_takes_functions_for_its_steps(client, p):
     client.put(data(4), partition_id=p)
     calls: list[Any] = []
