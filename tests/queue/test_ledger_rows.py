@@ -28,12 +28,15 @@ class Model:
 
     def block(self, field: str, rows: int, rng: random.Random) -> Block:
         self.blocks += 1
-        kind, shape = rng.choice([("dense", ()), ("dense", (2, 1)), ("ragged", ())])
-        nbytes = 8 * rows * (2 if shape else 1) if kind == "dense" else 8 * (rows + 1) + 64
-        return Block(field, rng.randrange(6), self.blocks << 20, nbytes, rows, kind, "<i8", shape, self.blocks << 40)
+        segment, offset, digest = rng.randrange(6), self.blocks << 20, self.blocks << 40
+        if rng.random() < 0.3:
+            return Block(field, segment, offset, 8 * (rows + 1) + 64, rows, "ragged", "<i8", (), digest)
+        shape = rng.choice([(), (2, 1)])
+        return Block(field, segment, offset, 8 * rows * (2 if shape else 1), rows, "dense", "<i8", shape, digest)
 
-    def live(self) -> set[Block]:
-        return {block for fields in self.rows.values() for block, _ in fields.values()}
+    def live(self) -> list[Block]:
+        found = {block.digest: block for fields in self.rows.values() for block, _ in fields.values()}
+        return list(found.values())
 
 
 def check(table: RowTable, segments: Segments, model: Model, rng: random.Random) -> None:
