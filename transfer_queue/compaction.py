@@ -76,7 +76,7 @@ class Compaction:
 
     def next_due(self) -> float | None:
         """When `plan` should be called again."""
-        firsts = [next(iter(thin.values())) for unit, thin in self._thin.items() if thin and not self._busy(unit)]
+        firsts = [next(iter(thin.values())) for unit, thin in self._thin.items() if thin and self._is_idle(unit)]
         return min(firsts) + QUIET if firsts else None
 
     def plan(self, now: float, *, pressed: bool) -> None:
@@ -85,11 +85,10 @@ class Compaction:
             del self._stuck[segment]
             self._note(segment, now - QUIET)
         for number, thin in self._thin.items():
-            unit = self._grants.units.get(number)
-            if not thin or unit is None or unit.client is None or self._busy(number):
+            if not thin or not self._is_idle(number):
                 continue
             due = [segment for segment, since in thin.items() if pressed or since + QUIET <= now]
-            self._start(number, unit, due, now)
+            self._start(number, self._grants.units[number], due, now)
 
     def done(self, client: str, m: Compacted, now: float) -> Move | None:
         """The answer to Compact; what is to be done with it. Raises Invalid for an answer to nothing."""
@@ -121,6 +120,11 @@ class Compaction:
     def _is_thin(self, segment: int) -> bool:
         nbytes, use = self._grants.sealed_bytes(segment), self._ledger.segments.use.get(segment)
         return use is not None and nbytes >= LEAST and THIN * use.live < nbytes
+
+    def _is_idle(self, number: int) -> bool:
+        """Whether the unit is there, and has nothing to move."""
+        unit = self._grants.units.get(number)
+        return unit is not None and unit.client is not None and not self._busy(number)
 
     def _busy(self, unit: int) -> bool:
         job = self._jobs.get(unit)

@@ -144,6 +144,7 @@ class ControllerCore:
         self._run, self._key = run, key
         self._clients: dict[str, str] = {}  # identity -> Hello name
         self._seq = 0
+        self._orders = 0  # pushed to units so far
         self._parking = Parking()
         self._told: dict[str, int | None] = {}  # partition -> number of the last change that its watchers were told
         self.pages = Pages(send) if paged else None
@@ -420,7 +421,7 @@ class ControllerCore:
         self.absences.back(m.info.unit)
         keep = self._grants.register(client, m)
         failpoint("controller.after_register")
-        return Keep(segments=keep)
+        return Keep(segments=keep, after=self._orders)
 
     def _give_up(self, unit: int, now: float) -> None:
         """The unit has been away for too long: its rows are lost, and nobody writes to its segments any more."""
@@ -579,7 +580,8 @@ class ControllerCore:
         self._send(client, Response(id=request, body=reply))
 
     def _push(self, client: str, push: Push) -> None:
-        self._send(client, Response(id=0, body=push))
+        self._orders += 1
+        self._send(client, Response(id=0, body=msgspec.structs.replace(push, order=self._orders)))
 
 
 def _waits_in(body: Waiting) -> Hashable:

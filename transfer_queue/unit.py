@@ -55,31 +55,33 @@ class Unit:
         self.info = UnitInfo(files.unit, str(files.directory), endpoint, files.nonce, spill)
         self._spill_budget = spill_budget if spill else 0
         self._pushes: asyncio.Queue[tuple[int, Push]] = asyncio.Queue()
-        self._life = 0  # of the controller: its orders before the last registration are void
+        self._registrations = 0  # orders that came before the last one, or were sent before it, are void
+        self._void = -1
         self._files_free = asyncio.Lock()
 
     async def register(self, transport: Transport) -> None:
         """Tell the controller what is here and remove what it does not know."""
         async with self._files_free:
-            self._life += 1
+            self._registrations += 1
             has = self.files.inventory(), self.files.spilled(), self._spill_budget
             failpoint("unit.before_register")
             reply = await transport.request(RegisterUnit(self.info, self._segment_bytes, self.files.budget, *has))
             assert isinstance(reply, Keep), reply
+            self._void = reply.after
             failpoint("unit.after_register")
             self.files.keep(reply.segments)
         log.info("unit %d registered, %d segments kept", self.files.unit, len(reply.segments))
 
     def push(self, push: Push) -> None:
         """Take an order of the controller; done in order of arrival by `work`."""
-        self._pushes.put_nowait((self._life, push))
+        self._pushes.put_nowait((self._registrations, push))
 
     async def work(self, transport: Transport, in_thread: Callable = asyncio.to_thread) -> None:
         """Carry out pushes, for ever. Making a large segment takes a while, so it happens beside the loop."""
         while True:
-            life, push = await self._pushes.get()
+            registration, push = await self._pushes.get()
             async with self._files_free:
-                if life != self._life:
+                if registration != self._registrations or push.order <= self._void:
                     continue
                 if isinstance(push, FreeSegments):
                     self.files.free(push.segments)
@@ -156,7 +158,8 @@ async def serve_unit(
 
 
 async def _serve(shell: Unit, address: dict[str, str], ready: Callable[[], None], patience: float) -> None:
-    """Register under every epoch of the controller once; raise what ends the unit."""
+    """Register with every life of the controller, and again after each lost connection, since orders may have been lost
+    with it; raise what ends the unit."""
     news: asyncio.Queue[Welcome | None] = asyncio.Queue()  # None: the connection was lost
     transport = await SocketTransport.connect(
         address, name=f"unit-{shell.files.unit}", timeout=patience, on_push=shell.push,
@@ -170,7 +173,9 @@ async def _serve(shell: Unit, address: dict[str, str], ready: Callable[[], None]
             async with asyncio.timeout(None if connected else patience):
                 welcome = await news.get()
             connected = welcome is not None
-            if welcome is not None and welcome.epoch != epoch:
+            if welcome is None:
+                epoch = None
+            elif welcome.epoch != epoch:
                 epoch = welcome.epoch
                 await shell.register(transport)
                 ready()

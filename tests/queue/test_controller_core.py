@@ -514,7 +514,7 @@ def test_a_unit_that_cannot_make_segments_is_asked_again_later() -> None:
     world.broken = True
     world.segment("worker")
     (_, push) = world.pushes.pop()
-    assert push == m.MakeSegments(count=1, nbytes=SEGMENT)
+    assert (push.count, push.nbytes) == (1, SEGMENT)
     waiting = world.wait("worker", m.SegmentRequest(10, wait=30.0))
     pushed = len(world.pushes)
     world.ask("unit-0", m.SegmentsMade(unit=0, segments=[], error="ENOSPC"))

@@ -197,3 +197,15 @@ async def test_a_unit_that_cannot_copy_leaves_the_rows_where_they_are(queue, mon
     await settle(queue)
     await check(client, [5])
     assert os.listdir(queue._unit.files.directory)
+
+
+async def test_a_controller_whose_unit_is_away_is_not_called_again_and_again_to_move_its_rows(queue):
+    client = queue.client("c")
+    await client.put("p", keys(range(400)), columns(range(400)))
+    unit = queue.core._grants.units[0]
+    queue.core.client_gone(unit.client, queue.clock())
+    await client.clear("p", keys(i for i in range(400) if i != 5))
+    queue.tick()
+    assert any(queue.core._compaction._thin.values())
+    deadline = queue.core.next_deadline()
+    assert deadline is None or deadline > queue.clock()

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from transfer_queue.errors import Invalid, SegmentGone
-from transfer_queue.net.messages import Keep, MakeSegments, RegisterUnit
+from transfer_queue.net.messages import Keep, MakeSegments, Ok, RegisterUnit, SegmentsMade
 from transfer_queue.storage import unit_files
 from transfer_queue.storage.leftovers import remove_leftovers
 from transfer_queue.storage.place import choose_storage
@@ -200,3 +200,34 @@ async def test_segments_whose_report_a_restarted_controller_refuses_stay_until_i
     working.cancel()
     assert controller.refused == [segment for segment, _ in files.inventory()]
     assert len(names(files, ".seg")) == 2
+
+
+class Restless:
+    """A controller that orders segments before it has read the registration, and after."""
+
+    def __init__(self) -> None:
+        self.unit: Unit | None = None
+        self.made: list[SegmentsMade] = []
+        self.answered = asyncio.Event()
+
+    async def request(self, body, **_):
+        assert self.unit is not None
+        if isinstance(body, RegisterUnit):
+            self.unit.push(MakeSegments(3, SIZE, order=7))
+            keep = Keep([], after=7)
+            self.unit.push(MakeSegments(1, SIZE, order=8))
+            return keep
+        self.made.append(body)
+        self.answered.set()
+        return Ok()
+
+
+async def test_orders_that_crossed_the_registration_are_void(files):
+    """The controller has forgotten them, and would take their answers for those to later orders."""
+    controller = Restless()
+    unit = controller.unit = Unit(files, "", SIZE)
+    working = asyncio.create_task(unit.work(controller))
+    await unit.register(controller)
+    await asyncio.wait_for(controller.answered.wait(), 5)
+    working.cancel()
+    assert [len(made.segments) for made in controller.made] == [1]

@@ -634,9 +634,11 @@ class Restored(Message, tag=True):
 
 
 class Keep(Message, tag=True):
-    """Answer to RegisterUnit: segments with live rows; the unit unlinks the rest of its inventory."""
+    """Answer to RegisterUnit: segments with live rows; the unit unlinks the rest of its inventory. Orders up to `after`
+    are void: they were pushed before, on what the unit held then."""
 
     segments: list[int]
+    after: int = 0
 
 
 Reply = (
@@ -661,12 +663,16 @@ Reply = (
 
 
 class MakeSegments(Message, tag=True):
+    """Answer: SegmentsMade. `order` counts the pushes of one life of the controller, in this and those below."""
+
     count: int
     nbytes: int
+    order: int = 0
 
 
 class FreeSegments(Message, tag=True):
     segments: list[int]
+    order: int = 0
 
 
 class Survivors(Message, array_like=True):
@@ -681,12 +687,14 @@ class Compact(Message, tag=True):
 
     batches: list[Survivors]
     spilled: bool = False
+    order: int = 0
 
 
 class SpillSegments(Message, tag=True):
     """Copy sealed segments to disk, up to the byte given, and free their memory. Answer: Spilled."""
 
     segments: list[tuple[int, int]]
+    order: int = 0
 
 
 Push = MakeSegments | FreeSegments | Compact | SpillSegments
