@@ -60,7 +60,7 @@ class Supervisor:
     async def start(self, timeout: float) -> None:
         """Start all and wait until all serve. Raises DeadlineExceeded with the last words of those that do not."""
         self._tasks = [asyncio.create_task(self._supervise(child)) for child in self.children]
-        ready = asyncio.gather(*(child.ready.wait() for child in self.children))
+        ready = asyncio.create_task(self._all_ready())
         failed = asyncio.create_task(self._failed.wait())
         await asyncio.wait([ready, failed], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
@@ -72,6 +72,10 @@ class Supervisor:
             words = "; ".join(f"{name}: {self._last_words(name)}" for name in names)
             what = f"ended {START_ATTEMPTS} times at start" if ended else f"did not start within {timeout:.0f} s"
             raise DeadlineExceeded(f"{', '.join(names)} {what} (logs in {self._logs}): {words}")
+
+    async def _all_ready(self) -> None:
+        for child in self.children:
+            await child.ready.wait()
 
     async def stop(self) -> None:
         """End all children: SIGTERM, then SIGKILL."""

@@ -306,6 +306,18 @@ def test_a_rank_without_an_event_loop_uses_the_same_verbs(tmp_path):
             rank.stats()
 
 
+@pytest.mark.chaos
+def test_a_rank_without_an_event_loop_survives_the_death_of_the_controller(tmp_path):
+    service = QueueService(tmp_path / "queue", storage_dir=tmp_path, units=1)
+    with service, SyncQueueClient(service.address, "rank-0") as rank:
+        for i in range(30):
+            if i % 10 == 5:
+                kill(service, "controller")
+            rank.put("p", [f"k{i}"], {"x": np.arange(i, i + 2)[None]})
+        got = rank.get("p", [f"k{i}" for i in range(30)])
+        assert got["x"].values[:, 0].tolist() == list(range(30))
+
+
 async def test_the_environment_can_force_the_remote_path(service, client, monkeypatch):
     monkeypatch.setenv("TQ_FORCE_REMOTE", "1")
     remote = await QueueClient.connect(service.address, name="elsewhere")

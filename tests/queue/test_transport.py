@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import struct
 
@@ -300,6 +301,43 @@ async def test_a_client_that_does_not_read_is_disconnected_and_the_others_are_se
     transport = await SocketTransport.connect(unix.address, name="rank-0", timeout=5)
     await transport.close()
     sock.close()
+
+
+async def test_who_shows_no_key_in_time_is_disconnected(tmp_path, monkeypatch):
+    monkeypatch.setattr("transfer_queue.net.stream_listener.STRANGER_TIME", 0.05)
+    fake = FakeController(tmp_path, "unix")
+    silent = stranger(fake)
+    transport = await SocketTransport.connect(fake.address, name="rank-0", timeout=5)
+    assert await asyncio.to_thread(silent.recv, 1) == b""
+    assert fake.refused == ["it did not show the key in time"]
+    waiting = asyncio.create_task(transport.request(Stats()))
+    client, request = await fake.requests.get()
+    fake.answer(client, request.id, Ok())
+    await waiting
+    await transport.close()
+    silent.close()
+    fake.die()
+
+
+async def test_without_descriptors_new_clients_wait_and_the_others_are_served(unix, monkeypatch, caplog):
+    monkeypatch.setattr("transfer_queue.net.stream_listener.ACCEPT_PAUSE", 0.2)
+    served = await SocketTransport.connect(unix.address, name="rank-0", timeout=5)
+    late = socket.socket(socket.AF_UNIX)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        late.connect(unix.address["socket"].removeprefix("unix://"))
+        waiting = asyncio.create_task(served.request(Stats()))
+        client, request = await unix.requests.get()
+        unix.answer(client, request.id, Ok())
+        await waiting
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "one could not be accepted: [Errno 24]" in caplog.text
+    late.sendall(framed(IDENTITY, encode(Request(1, ListKeys()))))
+    assert (await asyncio.wait_for(unix.requests.get(), 5))[1].body == ListKeys()
+    await served.close()
+    late.close()
 
 
 # --- frames and endpoints -----------------------------------------------------------------------------------------
