@@ -28,8 +28,8 @@ OWN = 8
 """A put that leaves less than this fraction of an unused segment was the reason for which it was made."""
 
 CHUNK = 1 << 20
-"""Bytes copied and hashed at a time: the digest then reads what the copy has brought into the cache. A copy of less goes
-through the cache on its way out too, at twice the cost."""
+"""Bytes copied and hashed at a time: the digest then reads what the copy has brought into the cache. A smaller copy
+goes through the cache on its way out too, at twice the cost."""
 
 GOOD_PART = 4
 """One row in so many is a good part of a block: the digest of all then costs at most twice the copy of these."""
