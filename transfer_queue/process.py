@@ -2,8 +2,8 @@
 
 A queue is found, in this order: by TQ_ADDRESS or TQ_DIRECTORY in the environment (children inherit TQ_ADDRESS from the
 process that started it), by `address` or a `directory` with a living service in `init`'s conf, by the Ray actor named
-TransferQueueController if Ray is initialised here. Only if there is none is one started, and only who started it ends
-it.
+TransferQueueController if Ray is initialised here. Only if there is none is one started (on every node of a Ray cluster
+that has several), and only who started it ends it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer_queue.batch_client import TransferQueueClient
 from transfer_queue.errors import Disconnected, Invalid
-from transfer_queue.ray_address import RayAddress
+from transfer_queue.ray_address import RayAddress, RayService, spans_nodes
 from transfer_queue.service import QueueService, read_address
 from transfer_queue.settings import QueueSettings, read_settings
 from transfer_queue.storage.unit_files import try_lock
@@ -51,7 +51,7 @@ class _Process:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.client: TransferQueueClient | None = None
-        self.service: QueueService | None = None
+        self.service: QueueService | RayService | None = None
         self.temporary: str | None = None
         self.ray: RayAddress | None = None
         self.metrics: MetricsServer | None = None
@@ -191,7 +191,8 @@ def _start(settings: QueueSettings, conf: Mapping[str, Any] | None) -> Mapping[s
     if settings.directory is None:
         _process.temporary = tempfile.mkdtemp(prefix="tq-kv-")
     try:
-        _process.service = QueueService(settings.directory or f"{_process.temporary}", **settings.service_options())
+        make = RayService if spans_nodes() else QueueService
+        _process.service = make(settings.directory or f"{_process.temporary}", **settings.service_options())
         address = _process.service.start()
         winner = book.publish(address) if book is not None else address
         if winner != address:

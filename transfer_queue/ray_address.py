@@ -12,6 +12,8 @@ import sys
 from typing import Any
 
 from transfer_queue.errors import Disconnected
+from transfer_queue.net.loop import LoopThread
+from transfer_queue.ray_queue import RayQueue
 
 NAME = "TransferQueueController"
 NAMESPACE = "transfer_queue"
@@ -86,6 +88,38 @@ class RayAddress:
         ray = _ray()
         if ray is not None:
             ray.kill(self._actor)
+
+
+def spans_nodes() -> bool:
+    """Whether this process has Ray, on a cluster of more than one node."""
+    ray = _ray()
+    return ray is not None and sum(node["Alive"] for node in ray.nodes()) > 1
+
+
+class RayService:
+    """A RayQueue with QueueService's `start` and `stop`, for callers without an event loop."""
+
+    def __init__(self, directory: str, *, units: int, **settings: Any) -> None:
+        self._queue = RayQueue(directory, units_per_node=units, network=True, **settings)
+        self._thread: LoopThread | None = None
+
+    def start(self) -> dict[str, str]:
+        """The address. Raises QueueError."""
+        self._thread = LoopThread("queue-cluster")
+        try:
+            return self._thread.run(self._queue.start())
+        except BaseException:
+            self.stop(clean=True)
+            raise
+
+    def stop(self, *, clean: bool = False) -> None:
+        """End all processes of all nodes; with `clean` the stored bytes go too."""
+        if self._thread is not None:
+            try:
+                self._thread.run(self._queue.stop(clean=clean))
+            finally:
+                self._thread.close()
+                self._thread = None
 
 
 def _ray() -> Any:

@@ -151,3 +151,34 @@ async def test_two_runs_share_a_cluster_and_nothing_else(queue, client, cluster,
     await theirs.close()
     await other.stop(clean=True)
     assert (await client.get("p", ["a"]))["x"].values.tolist() == [[0, 1, 2]]
+
+
+def test_init_starts_a_queue_on_all_nodes_and_their_workers_find_it(cluster, monkeypatch):
+    """As a program for TransferQueue does it."""
+    import ray
+
+    import transfer_queue as tq
+
+    @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+    def work(key: str) -> tuple[str, list[int]]:
+        import transfer_queue as tq
+
+        tq.init()
+        tq.kv_put(key, "p", {"x": np.arange(3)}, {"from": key})
+        seen = tq.kv_batch_get("driver", "p")["x"].unbind()[0].tolist()
+        tq.close()
+        return ray.get_runtime_context().get_node_id(), seen
+
+    monkeypatch.delenv("TQ_ADDRESS", raising=False)
+    whole: Any = tq.init({"units": 1, "unit_budget_bytes": 96 << 20})
+    monkeypatch.delenv("TQ_ADDRESS")
+    try:
+        assert whole.address.network.startswith("curve://")
+        tq.kv_put("driver", "p", {"x": np.arange(4)})
+        found = ray.get([work.remote(f"w{i}") for i in range(2)], timeout=120)
+        assert len({node for node, _ in found}) == 2
+        assert [seen for _, seen in found] == [[0, 1, 2, 3]] * 2
+        assert tq.kv_list("p")["p"] == {"driver": {}, "w0": {"from": "w0"}, "w1": {"from": "w1"}}
+        assert tq.kv_batch_get(["w0", "w1"], "p")["x"].size(0) == 2
+    finally:
+        tq.close()
