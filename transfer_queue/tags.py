@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from transfer_queue.ledger.checks import check_plain
@@ -16,6 +17,8 @@ def plain_tags(keys: Sequence[str], tags: Sequence[Tag]) -> list[Tag]:
 
     Raises TypeError for a tag that is no dict, Invalid for a value that cannot be a tag; both name the key.
     """
+    if set(map(type, tags)) == {dict} and _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, tags)))):
+        return list(tags)  # the usual case, looked at for all at once
     return [_plain_tag(key, tag) for key, tag in zip(keys, tags, strict=True)]
 
 
