@@ -145,7 +145,6 @@ def _write_in_child(parent: int, path: Path, run: str, record: int, sections: Se
             with contextlib.suppress(OSError):
                 os.closerange(max(fd, 3), fd + 1)
         die_with_parent(parent)
-        os.nice(5)
         sync_journals(path)
         write_snapshot(path, run, record, sections())
         status = 0
