@@ -25,7 +25,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.errors import Invalid, QueueError
+from transfer_queue.errors import DeadlineExceeded, Invalid, QueueError
 from transfer_queue.net.transport import read_key
 from transfer_queue.node import UnitService, read_node
 from transfer_queue.service import QueueService, read_run
@@ -123,16 +123,17 @@ class RayQueue:
         self._nodes: dict[str, Any] = {}  # Ray's node id -> UnitNode
         self._places: dict[str, str] = {}  # Ray's node id -> name of its directory
         self._watching: asyncio.Task[None] | None = None
+        self._token = secrets.token_hex(3)  # actors of a driver that has just died may not be gone yet
 
     async def start(self) -> dict[str, str]:
         """The address, once the controller and the units of all nodes serve. Raises QueueError."""
         import ray
 
         network = self._network if self._network is not None else len(_alive()) > 1
-        self._head = _actor(QueueHead, f"tq-{self.run}-head", ray.get_runtime_context().get_node_id()).remote(
-            str(self.directory), network, self._head_settings
-        )
-        self.address: dict[str, str] = await asyncio.wait_for(self._head.address.remote(), ACTOR_TIMEOUT)
+        self._head = _actor(
+            QueueHead, f"tq-{self.run}-head-{self._token}", ray.get_runtime_context().get_node_id()
+        ).remote(str(self.directory), network, self._head_settings)
+        self.address: dict[str, str] = await _within(self._head.address.remote(), "the queue's actor")
         await self.look_at_nodes()
         self._watching = asyncio.create_task(self._watch())
         return self.address
@@ -180,12 +181,13 @@ class RayQueue:
 
     async def _join(self, node: str, ip: str) -> None:
         place = next(p for p in (f"{ip}-{i}" for i in range(10_000)) if p not in self._places.values())
-        name = f"tq-{self.run}-{place}-{node[:8]}"
+        name = f"tq-{self.run}-{place}-{node[:8]}-{self._token}"
         actor = _actor(UnitNode, name, node).remote(str(self.directory / "nodes" / place), self.address, self._units)
         self._nodes[node], self._places[node] = actor, place
         try:
-            units = await asyncio.wait_for(actor.known.remote(), ACTOR_TIMEOUT) or self._new_units()
-            await asyncio.wait_for(actor.start.remote(read_key(self.address["key_file"]), units), ACTOR_TIMEOUT)
+            what = f"the storage units' actor on node {node[:8]} ({ip})"
+            units = await _within(actor.known.remote(), what) or self._new_units()
+            await _within(actor.start.remote(read_key(self.address["key_file"]), units), what)
         except BaseException:
             _kill([self._nodes.pop(node)])
             del self._places[node]
@@ -209,6 +211,16 @@ def _actor(cls: type, name: str, node: str) -> Any:
         name=name, namespace=NAMESPACE, num_cpus=0, max_restarts=-1, max_task_retries=-1,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )  # fmt: skip
+
+
+async def _within(answer: Any, what: str) -> Any:
+    """The answer of an actor. Raises DeadlineExceeded if it does not come, else what it raises."""
+    try:
+        return await asyncio.wait_for(answer, ACTOR_TIMEOUT)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{what} did not answer for {ACTOR_TIMEOUT:.0f} s: look at Ray's logs of that node, and whether it has room"
+        ) from None
 
 
 def _kill(actors: list[Any]) -> None:

@@ -1,6 +1,6 @@
 """The parts of a run as Ray actors and the processes under them.
 
-    QueueNode ── controller, storage units         RayLLMServer × num_replicas, and as many as the teacher has
+    RayQueue ── controller, storage units          RayLLMServer × num_replicas, and as many as the teacher has
     AgentWorkerActor × agent.num_workers           RankActor × training ranks
 
 Service actors reserve no logical CPUs, so nothing hangs for want of one; the training ranks do, and what cannot be
@@ -15,9 +15,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
-
-import ray
 
 from agent_loop.manager import AgentLoopManager
 from streamrl.config import StreamRLConfig
@@ -30,13 +27,13 @@ from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start
 from streamrl.runtime import settings
 from streamrl.runtime.agent_actors import RaySpawner
 from streamrl.runtime.failures import queue_failed
-from streamrl.runtime.queue_node import QueueNode
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import RayWorkerGroup, Role
 from streamrl.single_controller.roles import nodes_of_ray
 from streamrl.trainer.parts import Agents, Parts, Servers
 from streamrl.weight_sync.shared_memory import make_private
 from transfer_queue.client import QueueClient
+from transfer_queue.cluster import RayQueue
 from transfer_queue.errors import QueueError
 
 log = logging.getLogger(__name__)
@@ -72,25 +69,21 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
 
 
 async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncExitStack) -> dict[str, str]:
-    queue = config.transfer_queue
-    node: Any = (
-        ray.remote(QueueNode)
-        .options(num_cpus=0, max_restarts=-1, max_task_retries=-1)
-        .remote(
-            str(run.queue),
-            storage_dir=queue.storage_dir,
-            units=queue.backend.SimpleStorage.num_data_storage_units,
-            unit_budget_bytes=queue.unit_budget_bytes,
-            segment_bytes=queue.segment_bytes,
-        )
+    options = config.transfer_queue
+    queue = RayQueue(
+        run.queue,
+        storage_dir=options.storage_dir,
+        units_per_node=options.backend.SimpleStorage.num_data_storage_units,
+        unit_budget_bytes=options.unit_budget_bytes,
+        segment_bytes=options.segment_bytes,
     )
     try:
-        address = await node.address.remote()
+        address = await queue.start()
     except QueueError as error:  # Ray's error for it is one, too
         raise queue_failed(error) from error
 
     async def stop(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        await node.stop.remote(clean=run.finished)
+        await queue.stop(clean=run.finished)
 
     stack.push_async_exit(stop)  # type: ignore[arg-type]
     return address
