@@ -1,6 +1,6 @@
 """Which segments are emptied by moving what still lives in them, and when.
 
-sealed and less than a quarter live ──quiet for a while, or writers wait──► Compact ──Compacted──► Move ──► freed
+sealed and less than a quarter live ──quiet for a while──► Compact ──Compacted──► Move ──► freed
 
 consumes     segments in which something died or that were sealed; what units answer; time
 produces     pushes Compact to units; mutations Move for the ledger
@@ -29,8 +29,9 @@ THIN = 4
 LEAST = 8 * PAGE
 """Smaller segments are left: their survivors would take as many pages."""
 
-QUIET = 1.0
-"""Seconds that a segment has to be thin. What clears rows one by one soon clears the rest, for nothing."""
+QUIET, QUIET_IF_PRESSED = 1.0, 0.2
+"""Seconds that a segment has to be thin; fewer when somebody waits for memory. What clears rows one by one soon clears
+the rest, for nothing."""
 
 PAUSE = 10.0
 """Seconds after which segments that could not be emptied are tried again."""
@@ -67,6 +68,7 @@ class Compaction:
         self._thin: dict[int, dict[int, float]] = {}  # by unit, segment: since when, in this order
         self._stuck: dict[int, float] = {}  # until when
         self._jobs: dict[int, _Job] = {}
+        self._quiet = QUIET
 
     def consider(self, segments: Iterable[int], now: float) -> None:
         """Something died in these, or they were sealed."""
@@ -77,17 +79,18 @@ class Compaction:
     def next_due(self) -> float | None:
         """When `plan` should be called again."""
         firsts = [next(iter(thin.values())) for unit, thin in self._thin.items() if thin and self._is_idle(unit)]
-        return min(firsts) + QUIET if firsts else None
+        return min(firsts) + self._quiet if firsts else None
 
     def plan(self, now: float, *, pressed: bool) -> None:
-        """Ask idle units to empty what is due; `pressed`: all that is thin, since somebody waits for memory."""
+        """Ask idle units to empty what is due; `pressed`: somebody waits for memory."""
+        self._quiet = min(QUIET, QUIET_IF_PRESSED) if pressed else QUIET
         for segment in [segment for segment, until in self._stuck.items() if until <= now]:
             del self._stuck[segment]
             self._note(segment, now - QUIET)
         for number, thin in self._thin.items():
             if not thin or not self._is_idle(number):
                 continue
-            due = [segment for segment, since in thin.items() if pressed or since + QUIET <= now]
+            due = [segment for segment, since in thin.items() if since + self._quiet <= now]
             self._start(number, self._grants.units[number], due, now)
 
     def done(self, client: str, m: Compacted, now: float) -> Move | None:

@@ -155,8 +155,8 @@ class SegmentGrants:
         self.changed = True
 
     def made(self, client: str, m: SegmentsMade, now: float) -> None:
-        """The answer to the oldest MakeSegments. With an error, the unit is left alone for a while, or until it has moved
-        something to disk."""
+        """The answer to the oldest MakeSegments. With an error, the unit is left alone for a while, or until it has
+        moved something to disk."""
         unit = self.units.get(m.unit)
         if unit is None or unit.client != client or not unit.making:
             raise Invalid(f"unit {m.unit} was not asked for segments; forget them")

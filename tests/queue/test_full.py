@@ -1,4 +1,4 @@
-"""A full directory: an error that names it and says what to do; nothing dies or is damaged; it goes on when there is room."""
+"""A full directory: an error names it and says what to do, nothing dies or is damaged, and it goes on with room again."""
 
 from __future__ import annotations
 
