@@ -262,22 +262,3 @@ def test_a_segment_is_never_made_over_an_existing_file(tmp_path, error):
     make(tmp_path, 1)
     with pytest.raises(error):
         make(tmp_path, 1)
-
-
-def test_a_few_rows_are_checked_again_when_their_block_lies_in_another_file(tmp_path):
-    """A spilled segment keeps its id; what was right in memory may be wrong on disk."""
-    column = Column.dense(np.arange(64))
-    arena = writer(tmp_path)
-    arena.add(make(tmp_path, 1))
-    (extent,) = arena.place([column.nbytes])
-    block = fill(extent, "f", column)
-    path = tmp_path / segment_file(1)
-    reading = reader(tmp_path)
-    reading.blocks([block], [1])
-    data = bytearray(path.read_bytes())
-    data[block.offset] ^= 1
-    (tmp_path / "copy").write_bytes(data)
-    os.rename(tmp_path / "copy", path)
-    reading.sweep()
-    with pytest.raises(Corrupt, match="digest"):
-        reading.blocks([block], [1])
