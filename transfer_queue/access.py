@@ -58,7 +58,7 @@ class UnitAccess:
 
     def open_for_write(self, segment: Segment) -> Target:
         """Where to write a granted segment; None if only over the wire. Raises SegmentGone."""
-        if not self._local[segment.unit]:
+        if not self._is_local(segment.unit):
             return None
         note_use(self)
         with self._guard:
