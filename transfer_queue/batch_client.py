@@ -94,7 +94,7 @@ class AsyncTransferQueueClient:
         if mode == "insert":
             return await self._arun(_insert(self.queue.client, partition_id, _count(batch_size), data_fields))
         if mode == "force_fetch":
-            return _batch(partition_id, await self._arun(self.queue.client.find(partition_id, fields=data_fields)))
+            return _batch(partition_id, await self._arun(self.queue.client.find_all(partition_id, data_fields)))
         if mode != "fetch":
             raise Invalid(f"mode={mode!r}; expected fetch, force_fetch or insert")
         if not task_name:
@@ -181,14 +181,14 @@ class AsyncTransferQueueClient:
         self, task_name: str, partition_id: str
     ) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """(global indexes, int8 [rows]: 1 if the task has consumed it); (None, None) for an unknown partition."""
-        rows = await _unless_missing(self._arun(self.queue.client.find(partition_id, fields=[], task=task_name)))
+        rows = await _unless_missing(self._arun(self.queue.client.find_all(partition_id, [], task=task_name)))
         return (None, None) if rows is None else (_indexes(rows), _flags([rows.consumed], len(rows.keys))[:, 0])
 
     async def async_get_production_status(
         self, data_fields: Sequence[str], partition_id: str
     ) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """(global indexes, int8 [rows, fields]: 1 if the row has it); (None, None) for an unknown partition."""
-        rows = await _unless_missing(self._arun(self.queue.client.find(partition_id, fields=data_fields)))
+        rows = await _unless_missing(self._arun(self.queue.client.find_all(partition_id, data_fields)))
         return (None, None) if rows is None else (_indexes(rows), _flags(rows.have, len(rows.keys)))
 
     async def async_check_consumption_status(self, task_name: str, partition_id: str) -> bool:

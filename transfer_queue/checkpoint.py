@@ -1,7 +1,7 @@
 """Checkpoints: all plain rows of a queue in a directory. Rows of prompt groups are left out: their journal keeps them.
 
     manifest.json    format, what was saved, and of each partition its file and pages (bytes, xxh3-128); its own digest
-    00000.rows       one partition: pages of up to ROWS rows, each a msgpack Page and then its columns, 64-byte aligned
+    00000.rows       one partition: pages of up to ROWS rows or BYTES, each a msgpack Page and then its aligned columns
 
 A row is saved as it was at one moment, tags included; rows that are put, consumed or cleared while a checkpoint is
 written may or may not be so in it. The directory appears when all is on disk. A load checks every
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 
-ROWS = 512
-"""Rows of a page: what is in memory at once, several times."""
+ROWS, BYTES = 512, 32 << 20
+"""Rows and about the bytes of a page at most: what is in memory at once, several times."""
 
 STAGED = f"{UNNAMED}load."
 """What the names of partitions begin with while a load fills them."""
@@ -175,14 +175,28 @@ _Present = dict[str, tuple[Column, np.ndarray]]
 async def _read_page(client: QueueClient, name: str, after: int, include_storage: bool) -> tuple[Rows, _Present]:
     """The next rows with their columns; looked up again if they move meanwhile. Raises NotFound, SegmentGone."""
     gone = SegmentGone(f"rows of {name!r} did not stand still")
+    count = ROWS
     for attempt in range(ATTEMPTS):
-        rows = await client.find(name, after=after, count=ROWS, located=include_storage)
+        rows = await client.find(name, after=after, count=count, located=include_storage)
+        if rows.located is not None and (fits := _fitting(rows.located)) < len(rows.keys):
+            count = fits
+            rows = await client.find(name, after=after, count=count, located=True)
         try:
             return rows, await _columns(client, rows.located)
         except SegmentGone as error:
             gone = error
             await asyncio.sleep(min(0.5, 0.05 * attempt))
     raise gone
+
+
+def _fitting(located: Located) -> int:
+    """How many of these rows are about BYTES."""
+    per_row = [block.nbytes / block.rows for block in located.blocks]
+    nbytes = 0.0
+    for place in located.places:
+        block = np.frombuffer(place.block, "<i4")
+        nbytes += float(np.asarray(per_row)[block[block >= 0]].sum())
+    return len(located.keys) if nbytes <= BYTES else max(1, int(len(located.keys) * BYTES / nbytes))
 
 
 async def _columns(client: QueueClient, located: Located | None) -> _Present:

@@ -24,6 +24,10 @@ USUAL_WAIT = 60.0
 """Seconds that a fetch waits for rows if nobody says how long."""
 
 
+PAGE_ROWS = 20_000
+"""Rows that are asked for at once when all are wanted."""
+
+
 class RowVerbs:
     """What a client can ask about rows by serial. Serials are int64, packed; see Rows."""
 
@@ -39,6 +43,15 @@ class RowVerbs:
         names = None if keys is None else list(keys)
         wanted = None if fields is None else list(fields)
         return await self._ask(Find(partition, names, rows, wanted, task, after, count, located), Rows)
+
+    async def find_all(self, partition: str, fields: Sequence[str], *, task: str = "") -> Rows:
+        """All rows of a partition, asked for page by page, so that nobody else waits for it: each row as it is when its
+        page is asked for. Raises NotFound for an unknown partition."""
+        pages = [await self.find(partition, fields=fields, task=task, count=PAGE_ROWS)]
+        while len(pages[-1].rows) == 8 * PAGE_ROWS:
+            last = int.from_bytes(pages[-1].rows[-8:], "little")
+            pages.append(await self.find(partition, fields=fields, task=task, after=last, count=PAGE_ROWS))
+        return _joined(pages)
 
     async def fetch(
         self, partition: str, task: str, fields: Sequence[str], count: int, *,
@@ -65,3 +78,19 @@ class RowVerbs:
     async def adopt(self, names: Mapping[str, str], consumed: Mapping[str, Mapping[str, bytes]]) -> None:
         """Partitions filled under other names take the place of those named. Raises NotFound, Conflict."""
         await self._ask(AdoptPartitions(dict(names), {staged: dict(tasks) for staged, tasks in consumed.items()}), Ok)
+
+
+def _joined(pages: Sequence[Rows]) -> Rows:
+    """One answer out of those for the same fields."""
+    if len(pages) == 1:
+        return pages[0]
+    columns = zip(*(page.schema for page in pages), strict=True)
+    schema = [next((one for one in same if one.dtype), same[0]) for same in columns]
+    return Rows(
+        rows=b"".join(page.rows for page in pages),
+        keys=[key for page in pages for key in page.keys],
+        tags=[tag for page in pages for tag in page.tags],
+        schema=schema,
+        have=[b"".join(parts) for parts in zip(*(page.have for page in pages), strict=True)],
+        consumed=b"".join(page.consumed for page in pages),
+    )

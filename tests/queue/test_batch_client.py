@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import transfer_queue as tq
-from transfer_queue import process
+from transfer_queue import checkpoint, process, row_verbs
 from transfer_queue.checkpoint import read_manifest
 from transfer_queue.errors import Conflict, Corrupt, Invalid
 from transfer_queue.net.messages import TaskSpec
@@ -122,6 +122,17 @@ def test_rows_of_several_partitions_are_read_and_written_together(client, p):
     client.put(TensorDict({"y": torch.arange(4)}, batch_size=[4]), metadata=mixed)
     written = both.select_fields([]).add_fields(TensorDict({"y": torch.zeros(4)}, [4]))
     assert client.get_data(written)["y"].tolist() == [1, 3, 2, 0]
+
+
+def test_all_rows_of_a_partition_are_listed_page_by_page(client, p, monkeypatch):
+    monkeypatch.setattr(row_verbs, "PAGE_ROWS", 3)
+    meta = client.put(data(7), partition_id=p)
+    tq.kv_put("late", p, {"z": 1})
+    every = client.get_meta(["x", "z"], None, p, "force_fetch")
+    assert every.global_indexes[:7] == meta.global_indexes
+    assert (every.field_names, every.production_status.tolist()) == (["x", "z"], [0] * 8)
+    _, status = client.get_production_status(["x", "z"], p)
+    assert status.tolist() == [[1, 0]] * 7 + [[0, 1]]
 
 
 def test_an_empty_batch_has_no_data(client):
@@ -299,6 +310,17 @@ def test_a_checkpoint_brings_everything_back_in_place_of_what_is_there(client, f
     assert client.get_meta(["x"], 3, filled, task_name="t").size == 3
     with pytest.raises(tq.StorageKeyNotFoundError):
         client.get_data(stale)
+
+
+def test_large_rows_make_small_pages(client, filled, tmp_path, monkeypatch):
+    before = state(client, filled)
+    monkeypatch.setattr(checkpoint, "BYTES", 100)
+    tq.save_checkpoint(tmp_path / "c")
+    entry = next(one for one in read_manifest(tmp_path / "c").partitions if one.name == filled)
+    assert (len(entry.pages) > 1, entry.rows) == (True, 5)
+    client.clear_partition(filled)
+    tq.load_checkpoint(tmp_path / "c")
+    assert state(client, filled) == before
 
 
 def test_a_checkpoint_without_storage_has_keys_tags_and_consumption_only(client, filled, tmp_path):

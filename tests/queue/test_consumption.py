@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transfer_queue import fetching
 from transfer_queue.controller_core import ControllerCore
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.fetching import Fetching
@@ -228,6 +229,75 @@ def test_a_partition_is_cleared_with_what_was_consumed_of_it(world):
     assert world.ask(m.ClearPartition("p")).code == "not_found"
     world.put("b")
     assert world.fetch(1).keys == ["b"]
+
+
+def test_partitions_that_were_filled_under_other_names_take_their_places_at_once(world):
+    world.put("old")
+    world.fetch(1)
+    world.ask(m.Commit("\0staged", ["a", "b"], tags=[{"i": 0}, {}]))
+    assert list(world.ask(m.ListKeys(None)).partitions) == ["p"], "nobody sees what is under way"
+    staged = world.ask(m.Find("\0staged", fields=[]))
+    assert world.ask(m.AdoptPartitions({"\0staged": "p"}, {"\0staged": {"t": staged.rows[:8]}})) == m.Ok()
+    for _ in range(2):
+        assert world.ask(m.ListKeys(None)).partitions == {"p": {"a": {"i": 0}, "b": {}}}
+        found = world.ask(m.Find("p", fields=[], task="t"))
+        assert (found.rows, list(found.consumed)) == (staged.rows, [1, 0])
+        world.restart()
+    assert world.fetch(1).keys == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (m.AdoptPartitions({"none": "p"}), "not_found"),
+        (m.AdoptPartitions({"p": "r", "q": "r"}), "invalid"),
+        (m.AdoptPartitions({"p": ""}), "invalid"),
+        (m.AdoptPartitions({"p": "groups"}), "conflict"),
+        (m.AdoptPartitions({"groups": "r"}), "conflict"),
+        (m.AdoptPartitions({"p": "r"}, {"q": {"t": b""}}), "not_found"),
+        (m.AdoptPartitions({"p": "r"}, {"p": {"t": b"1"}}), "invalid"),
+        (m.ClearPartition("groups"), "conflict"),
+    ],
+)
+def test_a_partition_that_cannot_be_adopted_or_cleared_stays_as_it_is(world, body, code):
+    world.put("a")
+    world.ask(m.Commit("q", ["b"], tags=[{}]))
+    world.ask(m.OpenPartition("groups", [m.TaskSpec("train", "rows")]))
+    world.ask(m.Admit("groups", [m.GroupSpec("u", 1, 0)]))
+    before = world.core.ledger.fingerprint()
+    assert world.ask(body).code == code
+    assert world.core.ledger.fingerprint() == before
+
+
+def test_pages_of_a_partition_have_each_visible_row_once(world):
+    """Rows of groups that were trained are hidden; a page that has only such is not the last."""
+    world.ask(m.OpenPartition("p", [m.TaskSpec("train", "rows")]))
+    for i in range(6):
+        world.ask(m.Admit("p", [m.GroupSpec(f"u{i}", 1, i)]))
+        world.ask(m.Commit("p", [f"u{i}_0_0"], closes=[m.SessionClose(f"u{i}", 0, [f"u{i}_0_0"])]))
+    world.put("plain")
+    lease = world.ask(m.Lease("p", "train", "consumer", groups=4))
+    world.ask(m.Ack("p", lease.token, [group.uid for group in lease.groups], step=1))
+    seen: list[str] = []
+    after = -1
+    while (page := world.ask(m.Find("p", fields=[], after=after, count=3))).keys:
+        seen += page.keys
+        after = unpacked(page.rows)[-1]
+    assert sorted(seen) == ["plain", "u4", "u4_0_0", "u5", "u5_0_0"]
+    assert world.ask(m.Find("p", fields=[])).keys == seen
+    assert world.fetch(1).keys == ["plain"], "rows of groups are leased, not fetched"
+
+
+def test_a_fetch_that_is_far_from_enough_is_not_tried_at_each_put(world, monkeypatch):
+    tried = []
+    ready = fetching.ready
+    monkeypatch.setattr(fetching, "ready", lambda *args: tried.append(1) or ready(*args))
+    assert world.fetch(100) is None
+    ticket = world.ticket
+    for i in range(100):
+        world.put(f"k{i}")
+    assert len(world.answers[ticket].keys) == 100
+    assert len(tried) == 2
 
 
 def journaled(directory: Path) -> int:

@@ -19,6 +19,9 @@ MODULES = [
     "transfer_queue.client",
     "transfer_queue.cluster",
     "transfer_queue.interface",
+    "transfer_queue.batch_client",
+    "transfer_queue.sampler",
+    "transfer_queue.metadata",
 ]
 
 

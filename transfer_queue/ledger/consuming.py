@@ -40,10 +40,22 @@ def find(p: Partition, m: Find) -> Rows:
         found = (p.rows.ids.get(key) for key in m.keys)
         rows = np.asarray([row for row in found if row is not None and not hidden(p, row)], np.int64)
     else:
-        rows = p.rows.order.after(m.after, max(0, m.count))[1]
-        if p.groups:
-            rows = np.asarray([row for row in rows.tolist() if not hidden(p, row)], np.int64)
+        rows = _page(p, m.after, max(0, m.count))
     return describe(p, rows, m.fields, m.task, located=m.located)
+
+
+def _page(p: Partition, after: int, count: int) -> np.ndarray:
+    """Ids of up to `count` (0: all) visible rows after a serial."""
+    serials, rows = p.rows.order.after(after, count)
+    if not p.groups:
+        return rows
+    seen: list[int] = []
+    while len(rows):
+        seen += [row for row in rows.tolist() if not hidden(p, row)]
+        if not count or len(seen) >= count:
+            break
+        serials, rows = p.rows.order.after(int(serials[-1]), count)
+    return np.asarray(seen[: count or None], np.int64)
 
 
 def describe(

@@ -84,7 +84,8 @@ def _row_shapes(nested: Any) -> Sequence[tuple[int, ...]]:
     import torch
 
     if nested.layout is torch.jagged and getattr(nested, "_ragged_idx", 1) == 1 and nested.lengths() is None:
-        return RowShapes(np.diff(nested.offsets().cpu().numpy()), tuple(nested.values().shape[1:]))
+        lengths = np.diff(nested.offsets().cpu().numpy()).astype(np.int32)
+        return RowShapes(lengths, tuple(nested.values().shape[1:]))
     return [tuple(row.shape) for row in nested.unbind()]
 
 
