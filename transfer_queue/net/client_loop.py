@@ -163,10 +163,10 @@ class ClientLoop:
 
     def _drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the loop until `work` is done. Ctrl-C cancels the work: it must not hit the loop's own code."""
-        task = self.loop.create_task(work)
+        task = self.loop.create_task(self._until_done(work))
         main = threading.current_thread() is threading.main_thread()
         if not main or _signal.getsignal(_signal.SIGINT) is not _signal.default_int_handler:
-            return self.loop.run_until_complete(task)
+            return self._result(task)
         interrupted = False
 
         def interrupt(*_: object) -> None:
@@ -175,14 +175,31 @@ class ClientLoop:
                 raise KeyboardInterrupt
             interrupted = True
             self.loop.call_soon_threadsafe(task.cancel)
+            self.loop.call_soon_threadsafe(task.add_done_callback, lambda _: self.loop.stop())
 
         _signal.signal(_signal.SIGINT, interrupt)
         try:
-            return self.loop.run_until_complete(task)
+            return self._result(task)
         finally:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
             if interrupted:
                 raise KeyboardInterrupt from None
+
+    async def _until_done(self, work: Coroutine[Any, Any, T]) -> T:
+        """`work`, at whose end the loop stops in the same turn; run_until_complete takes another one."""
+        try:
+            return await work
+        finally:
+            self.loop.stop()
+
+    def _result(self, task: asyncio.Task[T]) -> T:
+        try:
+            while not task.done():  # a stop of before may still be under way
+                self.loop.run_forever()
+        except BaseException:  # out of some callback: a signal's, say
+            task.cancel()
+            raise
+        return task.result()
 
     def _follow(self) -> None:
         with self._changed:

@@ -34,8 +34,9 @@ class Link(Protocol):
     """Connects by itself, again whenever the connection is lost: `on_up()` then says that there is one, `on_down()`
     that there is none any more, and `on_frame(frame)` gives each frame that arrives, to be read before it returns."""
 
-    def send(self, frame: bytes) -> bool:
-        """Send without blocking. Whether there is a connection; what was on its way when one is lost is lost."""
+    def send(self, frame: bytes, *, now: bool = False) -> bool:
+        """Send without blocking; `now`: no others are to be expected in this turn of the loop that could go with it.
+        Whether there is a connection; what was on its way when one is lost is lost."""
         ...
 
     def close(self) -> None: ...
@@ -89,7 +90,7 @@ class ZmqLink:
         else:
             socket.connect(endpoint)
 
-    def send(self, frame: bytes) -> bool:
+    def send(self, frame: bytes, *, now: bool = False) -> bool:
         try:
             self._socket.send([frame])
         except zmq.Again:

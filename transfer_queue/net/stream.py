@@ -156,12 +156,15 @@ class StreamLink:
         self._flushing = False
         self._timer: asyncio.Handle | None = self._loop.call_soon(self._connect)
 
-    def send(self, frame: bytes) -> bool:
-        """Send at the end of this turn of the loop. Whether there is a connection; what a lost one had is lost."""
+    def send(self, frame: bytes, *, now: bool = False) -> bool:
+        """Send at the end of this turn of the loop, with what else is sent in it, or now. Whether there is a
+        connection; what a lost one had is lost."""
         if self._stream is None:
             return False
         self._stream.queue(frame)
-        if not self._flushing:
+        if now:
+            self._flush()
+        elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
         return self._stream is not None

@@ -157,7 +157,7 @@ class SocketTransport:
             del self._waiters.waiting[request]
             raise
         if self._ready:
-            self._ready = self._link.send(frame)
+            self._ready = self._link.send(frame, now=len(self._waiters.waiting) == 1)
         failpoint("client.after_send")
         return await self._waiters.result(request, waiting)
 
