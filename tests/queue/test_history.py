@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from transfer_queue.controller_core import ControllerCore
 from transfer_queue.errors import Corrupt
 from transfer_queue.net import messages as m
+from transfer_queue.processes import wait_for_exit
 from transfer_queue.recovery import recover, restore, sections
 from transfer_queue.storage import history
 from transfer_queue.storage.history import History
@@ -241,6 +245,30 @@ def test_a_writer_that_is_killed_leaves_the_journal_in_charge(
     assert snapshots(controller.path) == []
     controller.start()
     assert controller.keys() == {"a", "b", "c"}
+
+
+KILLED = """
+import os, signal, sys, time
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from test_history import Controller, history
+controller = Controller(Path({directory!r}), fork=True)
+controller.put("a")
+history.TAIL = 0.0
+history.write_snapshot = lambda *_: time.sleep(60)
+controller.put("b")
+controller.put("c")
+print(controller.core._journal._child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_controller_that_is_killed_takes_the_writer_of_its_snapshot_along(tmp_path: Path) -> None:
+    code = KILLED.format(here=str(Path(__file__).parent), directory=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert wait_for_exit(int(done.stdout), 5.0)
+    assert set(recover(tmp_path / "journal", run="r").ledger.partition("p").rows.ids) == {"a", "b", "c"}
 
 
 def test_a_snapshot_is_due_when_a_replay_would_take_too_long(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ class Journal:
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if os.fstat(self._fd).st_size == 0:
             self._write(header(first))
+            if self._fsync:
+                sync_directory(self.path.parent)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -174,6 +176,15 @@ def sync_journals(path: Path) -> None:
             fd = os.open(file, os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)
+
+
+def sync_directory(directory: Path) -> None:
+    """Let new names in it survive a machine that dies."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def read_journals(path: str | Path, *, after: int = 0, run: str | None = None) -> Iterator[Record]:

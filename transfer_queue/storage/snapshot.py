@@ -21,7 +21,7 @@ import msgspec
 
 from transfer_queue.errors import Corrupt
 from transfer_queue.failpoints import failpoint
-from transfer_queue.storage.journal import frame, read_frame
+from transfer_queue.storage.journal import frame, read_frame, sync_directory
 
 FORMAT = 1
 
@@ -67,7 +67,7 @@ def write_snapshot(journal: Path, run: str, record: int, sections: Iterable[list
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     return path
 
 
@@ -111,12 +111,3 @@ def _check_begin(path: Path, section: list[Any], record: int, run: str | None) -
         raise Corrupt(f"{path} does not begin as the snapshot after record {record}: {section[:3]}")
     if run is not None and section[1] != run:
         raise Corrupt(f"{path} belongs to run {section[1]!r}, not to {run!r}; start in that run's directory")
-
-
-def _sync_directory(directory: Path) -> None:
-    """Let the new name survive a machine that dies."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
