@@ -15,7 +15,7 @@ from benchmarks.queue import (
     starting,
     unit_death,
     watching,
-)  # fmt: skip
+)
 
 MODULES = (
     starting, batches, single, handoff, clients, listing, watching, clearing, unit_death, overload, leases, restart,

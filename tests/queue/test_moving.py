@@ -16,7 +16,7 @@ from transfer_queue.errors import QueueError
 from transfer_queue.ledger import Ledger, dump, load
 from transfer_queue.ledger.moving import Batch, survivors
 from transfer_queue.local import LocalQueue
-from transfer_queue.net.messages import Block, Clear, Commit, Move, Moved
+from transfer_queue.net.messages import Block, Clear, Commit, Compacted, Move, Moved
 
 SEGMENT = 64 << 10
 
@@ -209,3 +209,66 @@ async def test_a_controller_whose_unit_is_away_is_not_called_again_and_again_to_
     assert any(queue.core._compaction._thin.values())
     deadline = queue.core.next_deadline()
     assert deadline is None or deadline > queue.clock()
+
+
+async def test_a_copy_that_no_controller_came_to_know_is_removed_with_the_next_registration(tmp_path, monkeypatch):
+    async with LocalQueue(directory=tmp_path, segment_bytes=SEGMENT) as queue:
+        client, copied = queue.client("c"), []
+        await client.put("p", keys(range(400)), columns(range(400)))
+        reporting = queue._unit._report
+
+        async def lost(transport, answer):
+            if not isinstance(answer, Compacted):
+                return await reporting(transport, answer)
+            copied.append(answer)
+
+        monkeypatch.setattr(queue._unit, "_report", lost)
+        await client.clear("p", keys(i for i in range(400) if i != 5))
+        await settle(queue)
+        assert copied
+        assert copied[0].segment.segment in dict(queue._unit.files.inventory())
+    async with LocalQueue(directory=tmp_path, segment_bytes=SEGMENT) as queue:
+        await queue._registered
+        assert copied[0].segment.segment not in dict(queue._unit.files.inventory())
+        await check(queue.client("c"), [5])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_rows_are_what_was_put_whatever_is_moved_or_spilled_meanwhile(tmp_path, seed):
+    rng, model = random.Random(seed), {}
+    async with LocalQueue(
+        unit_budget_bytes=12 * SEGMENT, segment_bytes=SEGMENT, spill_dir=tmp_path, spill_budget_bytes=1 << 30
+    ) as queue:
+        clients = [queue.client(f"c{i}") for i in range(3)]
+
+        async def put(client) -> None:
+            rows, width = rng.sample(range(300), rng.randint(1, 30)), rng.choice([1, 50, 500])
+            value = rng.randint(0, 1 << 40)
+            fields = {"x": [np.full(width + i % 7, value + i) for i in rows], "y": [f"{value}-{i}" for i in rows]}
+            fields = {name: fields[name] for name in rng.choice([["x"], ["y"], ["x", "y"]])}
+            await client.put("p", keys(rows), fields)
+            for n, i in enumerate(rows):
+                model.setdefault(i, {}).update({name: values[n] for name, values in fields.items()})
+
+        async def clear(client) -> None:
+            rows = rng.sample(range(300), rng.randint(1, 120))
+            await client.clear("p", keys(rows))
+            for i in rows:
+                model.pop(i, None)
+
+        async def read(client) -> None:
+            field = rng.choice(["x", "y"])
+            rows = [i for i in rng.sample(range(300), 40) if field in model.get(i, {})]
+            if rows:
+                got = (await client.get("p", keys(rows), [field], copy=rng.random() < 0.7))[field].rows_list()
+                assert all(np.array_equal(found, model[i][field]) for found, i in zip(got, rows, strict=True))
+
+        await put(clients[0])
+        for _ in range(400):
+            await rng.choice([put, put, clear, read, read])(rng.choice(clients))
+            if rng.random() < 0.2:
+                await asyncio.sleep(0)
+        await settle(queue)
+        for _ in range(20):
+            await read(clients[0])
+        assert queue.core._stats(0.0).units[0].used <= 12 * SEGMENT

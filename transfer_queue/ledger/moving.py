@@ -52,12 +52,12 @@ def survivors(rows: RowTable, segments: Collection[int], nbytes: int) -> list[Ba
     chosen = _choose(rows.puts, segments, nbytes)
     if not chosen:
         return []
-    flags = np.zeros(max(chosen) + 1, bool)
+    flags = np.zeros(len(rows.puts.rows), bool)
     flags[list(chosen)] = True
     batches: dict[tuple, list[tuple[int, list[Block], np.ndarray, np.ndarray]]] = {}
     for places in rows.places:
-        in_range = places.put < len(flags)
-        here = np.flatnonzero(flags[np.where(in_range, places.put, 0)] & in_range & (places.fields != NOTHING))
+        here = np.flatnonzero(flags[places.put])
+        here = here[places.fields[here] != NOTHING]
         if not len(here):
             continue
         kinds = places.put[here].astype(np.int64) << 32 | places.fields[here]
