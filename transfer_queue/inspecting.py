@@ -119,10 +119,12 @@ def stats_text(stats: QueueStats) -> str:
         rows.append([plain(name, 40), str(p.rows), size(p.nbytes), *counts, "-" if oldest is None else age(oldest)])
     parts.append(table([heading, *rows]) if rows else "no partitions")
     units = [
-        [str(u.unit), "serves" if u.alive else "away", size(u.used), size(u.budget), str(u.segments)]
+        [str(u.unit), "serves" if u.alive else "away", size(u.used), size(u.budget), size(u.spilled), str(u.segments)]
         for u in stats.units
     ]
-    parts.append(table([["unit", "state", "used", "budget", "segments"], *units]) if units else "no storage units")
+    parts.append(
+        table([["unit", "state", "used", "budget", "on disk", "segments"], *units]) if units else "no storage units"
+    )
     return "\n\n".join(parts) + "\n"
 
 

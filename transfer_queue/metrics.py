@@ -58,9 +58,11 @@ def families(stats: QueueStats) -> Iterator[Metric]:
         nbytes.add_metric([name], one.nbytes)
         for state, count in one.depth.items():
             groups.add_metric([name, state], count)
-    used = GaugeMetricFamily("tq_storage_used_bytes", "Bytes of all segments", labels=["storage_unit_id"])
+    used = GaugeMetricFamily("tq_storage_used_bytes", "Bytes of segments in memory", labels=["storage_unit_id"])
     budget = GaugeMetricFamily("tq_storage_budget_bytes", "Bytes of segments at most", labels=["storage_unit_id"])
+    spilled = GaugeMetricFamily("tq_storage_spilled_bytes", "Bytes of segments on disk", labels=["storage_unit_id"])
     for unit in stats.units:
         used.add_metric([str(unit.unit)], unit.used)
         budget.add_metric([str(unit.unit)], unit.budget)
-    yield from (rows, nbytes, groups, used, budget)
+        spilled.add_metric([str(unit.unit)], unit.spilled)
+    yield from (rows, nbytes, groups, used, budget, spilled)

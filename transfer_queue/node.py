@@ -122,12 +122,13 @@ class UnitService:
         self._locks = []
 
     def _child(self, unit: int) -> Child:
+        spill = self._spill if self._spill_budget or self._spill.is_dir() else None
         arguments = [
             "unit", "--run", self._address["run"], "--key-file", self._address["key_file"],
             "--socket", endpoint_of(self._address), "--segment-bytes", str(self._segment_bytes),
             "--directory", str(self._storage / f"unit-{unit}"), "--unit", str(unit),
             "--endpoint", self._bulk, "--budget", str(self._budget),
-            *spill_arguments(self._spill if self._spill_budget else None, unit, self._spill_budget),
+            *spill_arguments(spill, unit, self._spill_budget),
         ]  # fmt: skip
         return Child(f"unit-{unit}", arguments)
 
