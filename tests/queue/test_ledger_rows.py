@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from transfer_queue.errors import Invalid
 from transfer_queue.ledger.blocks import Segments
 from transfer_queue.ledger.order import Serials
+from transfer_queue.ledger.queries import lookup
 from transfer_queue.ledger.rows import RowTable
 from transfer_queue.ledger.tags import EMPTY, merge, pack, unpack
 from transfer_queue.net.messages import Block
@@ -59,11 +62,26 @@ def check(table: RowTable, segments: Segments, model: Model, rng: random.Random)
         assert table.have(["f0", "never"], rows) is (not rows)
         for field in ("f0", "f1", "f69", "never"):
             assert table.has(field, np.asarray(rows, np.int64)).tolist() == [field in model.rows[key] for key in some]
+        check_lookup(table, model, some, rng)
         for field, puts, index in table.locate(["f0", "f1", "f2", "f69"], rows):
             for key, row, put, at in zip(some, rows, puts.tolist(), index.tolist(), strict=True):
                 expected = model.rows[key].get(field)
                 assert table.block_of(row, field) == expected
                 assert expected == (None if put < 0 else (table.puts.block(put, field), at))
+
+
+def check_lookup(table: RowTable, model: Model, keys: list[str], rng: random.Random) -> None:
+    partition: Any = SimpleNamespace(name="p", rows=table, groups={})
+    common = sorted(set.intersection(*(set(model.rows[key]) for key in keys))) if keys else []
+    fields = rng.sample(common, rng.randint(0, len(common)))
+    located = lookup(partition, [*keys, "unknown"], fields)
+    assert (located.keys, [place.field for place in located.places]) == (keys, fields if keys else [])
+    needed = {model.rows[key][field][0].digest for key in keys for field in fields}
+    assert {block.digest for block in located.blocks} == needed, "no block that was not asked for"
+    for place in located.places:
+        blocks, index = (np.frombuffer(data, "<i4").tolist() for data in (place.block, place.index))
+        found = [(located.blocks[block], row) for block, row in zip(blocks, index, strict=True)]
+        assert found == [model.rows[key][place.field] for key in keys]
 
 
 def restored(table: RowTable) -> tuple[RowTable, Segments]:

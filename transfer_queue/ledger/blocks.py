@@ -124,10 +124,10 @@ class Layout:
         self.number = number
         self.mask = mask
         self.kinds = [(intern(name), intern(kind), intern(dtype), dims) for name, kind, dtype, dims in kinds]
-        self.place = {name: i for i, (name, *_) in enumerate(self.kinds)}
         self.starts = [1]
         for *_, dims in self.kinds:
             self.starts.append(self.starts[-1] + 4 + dims)
+        self._places = {kind[0]: (at, *kind) for at, kind in zip(self.starts, self.kinds, strict=False)}
         self._struct = struct.Struct(f"<{self.starts[-1]}Q")
 
     def pack(self, blocks: Sequence[Block]) -> bytes:
@@ -136,24 +136,19 @@ class Layout:
             numbers += (b.segment, b.offset, b.nbytes, b.digest, *b.shape)
         return self._struct.pack(*numbers)
 
-    def blocks(self, data: bytes) -> list[Block]:
-        numbers = self._struct.unpack(data)
-        return [self._block(numbers, at, kind) for at, kind in zip(self.starts, self.kinds, strict=False)]
-
-    def block(self, data: bytes, place: int) -> Block:
-        return self._block(self._struct.unpack(data), self.starts[place], self.kinds[place])
+    def blocks(self, data: bytes, fields: Sequence[str] | None = None) -> list[Block]:
+        """The blocks of these fields, in this order; by default of all."""
+        n = self._struct.unpack(data)
+        places = self._places.values() if fields is None else [self._places[field] for field in fields]
+        return [
+            Block(name, n[at], n[at + 1], n[at + 2], n[0], kind, dtype, n[at + 4 : at + 4 + dims], n[at + 3])  # pyright: ignore[reportArgumentType]
+            for at, name, kind, dtype, dims in places
+        ]
 
     def extents(self, data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
         """How many rows were put, and segment, offset and nbytes of each block."""
         numbers = self._struct.unpack(data)
         return numbers[0], [numbers[at : at + 3] for at in self.starts[:-1]]
-
-    @staticmethod
-    def _block(numbers: Sequence[int], at: int, kind: tuple[str, str, str, int]) -> Block:
-        name, form, dtype, dims = kind
-        segment, offset, nbytes, digest = numbers[at : at + 4]
-        shape = tuple(numbers[at + 4 : at + 4 + dims])
-        return Block(name, segment, offset, nbytes, numbers[0], form, dtype, shape, digest)  # pyright: ignore[reportArgumentType]
 
 
 class PutTable:
@@ -183,13 +178,12 @@ class PutTable:
         assert layout is not None
         return layout
 
-    def blocks(self, put: int) -> list[Block]:
-        """All blocks of a put, dead ones too."""
-        return self.layout(put).blocks(self._data[put])
+    def blocks(self, put: int, fields: Sequence[str] | None = None) -> list[Block]:
+        """The blocks of a put for these fields, by default all; dead ones too."""
+        return self.layout(put).blocks(self._data[put], fields)
 
     def block(self, put: int, name: str) -> Block:
-        layout = self.layout(put)
-        return layout.block(self._data[put], layout.place[name])
+        return self.blocks(put, [name])[0]
 
     def puts_in(self, segments: Iterable[int]) -> Iterator[int]:
         """The puts that may have a living block in any of these segments, each once, the oldest number first."""

@@ -12,7 +12,7 @@ from transfer_queue.keys import UNNAMED
 from transfer_queue.ledger.checks import some
 from transfer_queue.ledger.groups import OUTSTANDING
 from transfer_queue.ledger.partition import Partition
-from transfer_queue.ledger.tags import shown
+from transfer_queue.ledger.tags import shown, shown_all
 from transfer_queue.net.messages import Block, Changes, FieldPlace, Located, PartitionStats, Tag
 
 MAX_CHANGES = 256
@@ -21,17 +21,20 @@ MAX_CHANGES = 256
 
 def lookup(p: Partition, keys: Sequence[str], fields: Sequence[str] | None) -> Located:
     """Where rows lie; keys that are missing or hidden are left out. Raises NotFound for a field that a row lacks."""
-    found = [(key, row) for key in keys if (row := p.rows.ids.get(key)) is not None and not hidden(p, row)]
-    rows = [row for _, row in found]
+    rows = [row for row in map(p.rows.ids.get, keys) if row is not None]
+    if p.groups:
+        rows = [row for row in rows if not hidden(p, row)]
     names = p.rows.common_fields(rows) if fields is None else list(dict.fromkeys(fields))
     if rows and not p.rows.have(names, rows):
         for name in names:
-            lacking = [key for key, row in found if not p.rows.have([name], [row])]
+            lacking = [p.rows.keys[row] for row in rows if not p.rows.have([name], [row])]
             if lacking:
                 raise NotFound(
                     f"field {name!r} is not there (yet) for rows {some(lacking)} of partition {p.name!r}; all rows "
                     f"asked for have {p.rows.common_fields(rows)}"
                 )
+    if len(rows) == 1:
+        return _located_one(p, rows[0], names)
     return _located(p, rows, names if rows else ())
 
 
@@ -40,25 +43,41 @@ def placed(p: Partition, rows: np.ndarray, names: Sequence[str]) -> Located:
     return _located(p, rows.tolist(), [name for name in names if p.rows.has(name, rows).any()])
 
 
-def _located(p: Partition, rows: list[int], names: Sequence[str]) -> Located:
-    """Each put is unpacked once, and fields that lie together share the work."""
+def _located_one(p: Partition, row: int, names: Sequence[str]) -> Located:
+    """Several times quicker than with arrays of one."""
     blocks: list[Block] = []
-    places: list[FieldPlace] = []
-    first: dict[int, int] = {}  # put -> where its blocks begin in `blocks`
-    seen: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, bytes]] = {}
+    places: dict[str, FieldPlace] = {}
+    for put, index, fields in p.rows.locate_one(row, names):
+        at = index.to_bytes(4, "little")
+        for i, field in enumerate(fields, len(blocks)):
+            places[field] = FieldPlace(field, i.to_bytes(4, "little"), at)
+        blocks += p.rows.puts.blocks(put, fields)
+    found = [places[name] for name in names if name in places]
+    return Located(keys=[p.rows.keys[row]], tags=[shown(p.rows.tags[row])], blocks=blocks, places=found)
+
+
+def _located(p: Partition, rows: list[int], names: Sequence[str]) -> Located:
+    """Fields that lie together share the work."""
+    together: dict[int, tuple[np.ndarray, np.ndarray, list[str]]] = {}
     for name, put, index in p.rows.locate(names, rows):
-        if id(put) not in seen:
-            seen[id(put)] = (put, *_distinct(put), _packed(index))
-        _, used, which, packed_index = seen[id(put)]
-        begin = np.empty(len(used), np.int64)
-        for i, number in enumerate(used.tolist()):
-            if number >= 0 and number not in first:
-                first[number] = len(blocks)
-                blocks += p.rows.puts.blocks(number)
-            begin[i] = first[number] + p.rows.puts.layout(number).place[name] if number >= 0 else -1
-        places.append(FieldPlace(name, _packed(begin[which]), packed_index))
-    tags = [shown(p.rows.tags[row]) for row in rows]
-    return Located(keys=[p.rows.keys[row] for row in rows], tags=tags, blocks=blocks, places=places)
+        together.setdefault(id(put), (put, index, []))[2].append(name)
+    blocks: list[Block] = []
+    places: dict[str, FieldPlace] = {}
+    for put, index, fields in together.values():
+        used, which = _distinct(put)
+        begin = len(blocks) + len(fields) * (np.arange(len(used)) - int(used[0] < 0))
+        for number in used.tolist():
+            if number >= 0:
+                blocks += p.rows.puts.blocks(number, fields)
+        packed_index = _packed(index)
+        for i, field in enumerate(fields):
+            places[field] = FieldPlace(field, _packed(np.where(used < 0, -1, begin + i)[which]), packed_index)
+    return Located(
+        keys=list(map(p.rows.keys.__getitem__, rows)),
+        tags=shown_all(map(p.rows.tags.__getitem__, rows)),
+        blocks=blocks,
+        places=[places[name] for name in names if name in places],
+    )
 
 
 def _distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

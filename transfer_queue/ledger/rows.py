@@ -178,6 +178,14 @@ class RowTable:
             put, index = place if place is not None else self._mixed(bit, at, found)
             yield field, put, index
 
+    def locate_one(self, row: int, fields: Sequence[str]) -> Iterator[tuple[int, int, list[str]]]:
+        """By put, the row in it and those of the fields that the row has there."""
+        for places in self.places:
+            mask = self.sets.bits[places.fields.item(row)]
+            here = [field for field in fields if mask & self.sets.bit(field)]
+            if here:
+                yield places.put.item(row), places.index.item(row), here
+
     def block_of(self, row: int, field: str) -> tuple[Block, int] | None:
         """The block in which a field of a row lies, and the row in it; None if the row has no such field."""
         bit = self.sets.bit(field)

@@ -6,7 +6,7 @@ merged; readers get the bytes as they are (`shown`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -58,6 +58,11 @@ def unpack(tag: bytes) -> Tag:
 def shown(tag: bytes) -> Tag:
     """The tag as it goes into a reply: its bytes, which are the tag once the reply is encoded."""
     return cast(Tag, msgspec.Raw(tag))
+
+
+def shown_all(tags: Iterable[bytes]) -> list[Tag]:
+    """`shown` of each."""
+    return cast(list[Tag], list(map(msgspec.Raw, tags)))
 
 
 def _nested(key: str, tag: msgspec.Raw) -> Tag:
