@@ -11,6 +11,7 @@ import numpy as np
 from transfer_queue.ledger.blocks import PutTable, Segments
 from transfer_queue.ledger.fieldsets import NOTHING, FieldSets
 from transfer_queue.ledger.order import RowOrder, Serials
+from transfer_queue.ledger.places import Places, counts, same, set_places
 from transfer_queue.ledger.tags import EMPTY
 from transfer_queue.net.messages import Block
 
@@ -24,22 +25,6 @@ FEW = 16
 
 SLICE = 1 << 16
 """Rows in one section of a snapshot."""
-
-
-class Places:
-    """One place per row: a put, the row in it, and which fields the row has from there.
-
-    Arrays by row id, int32: `fields` (a number of FieldSets; NOTHING: no place), `put` and `index` (else meaningless).
-    """
-
-    __slots__ = ("fields", "index", "put")
-
-    def __init__(self, capacity: int) -> None:
-        self.fields, self.put, self.index = (np.zeros(capacity, np.int32) for _ in range(3))
-
-    def resize(self, capacity: int) -> None:
-        for values in (self.fields, self.put, self.index):
-            values.resize(capacity, refcheck=False)  # nobody keeps views; realloc moves large arrays without a copy
 
 
 class RowTable:
@@ -111,11 +96,11 @@ class RowTable:
         for places in self.places:
             free = places.fields[at] == NOTHING
             if free.all():
-                return _set(places, at, fields, put, index_)
+                return set_places(places, at, fields, put, index_)
             if free.any():
-                _set(places, at[free], fields, put, index_[free])
+                set_places(places, at[free], fields, put, index_[free])
                 at, index_ = at[~free], index_[~free]
-        _set(self._new_places(), at, fields, put, index_)
+        set_places(self._new_places(), at, fields, put, index_)
 
     def erase(self, rows: Sequence[int]) -> None:
         """Remove rows with all their fields."""
@@ -171,7 +156,7 @@ class RowTable:
             return
         at = np.asarray(rows, np.int32)
         found = [(places.fields[at], places) for places in self.places]
-        whole = [(self.sets.bits[sets[0]], places.put[at], places.index[at]) for sets, places in found if _same(sets)]
+        whole = [(self.sets.bits[sets[0]], places.put[at], places.index[at]) for sets, places in found if same(sets)]
         for field in fields:
             bit = self.sets.bit(field)
             place = next(((put, index) for mask, put, index in whole if mask & bit), None)
@@ -299,14 +284,14 @@ class RowTable:
     def _take(self, places: Places, at: np.ndarray, mask: int) -> None:
         """Rows no longer have the fields of `mask` from there."""
         had = places.fields[at]
-        for number in had[:1].tolist() if _same(had) else np.unique(had).tolist():
+        for number in had[:1].tolist() if same(had) else np.unique(had).tolist():
             bits = self.sets.bits[number]
             if not bits & mask:
                 continue
             rows = at[had == number]
             left = bits & ~mask
             places.fields[rows] = self.sets.number(left)
-            for put, count in _counts(places.put[rows]):
+            for put, count in counts(places.put[rows]):
                 if left:
                     self.puts.mask(put, count, bits & mask)
                 else:
@@ -321,7 +306,7 @@ class RowTable:
             return common
         at = np.asarray(rows, np.int32)
         found = [places.fields[at] for places in self.places]
-        if all(map(_same, found)):
+        if all(map(same, found)):
             return sum(self.sets.bits[sets[0]] for sets in found)
         patterns = np.unique(np.stack(found), axis=1)
         common = -1
@@ -352,19 +337,3 @@ class RowTable:
         self._capacity = max(rows, self._capacity + self._capacity // 4)
         for places in self.places:
             places.resize(self._capacity)
-
-
-def _set(places: Places, at: np.ndarray, fields: int, put: int, index: np.ndarray) -> None:
-    places.fields[at], places.put[at], places.index[at] = fields, put, index
-
-
-def _same(values: np.ndarray) -> bool:
-    return bool((values == values[:1]).all())
-
-
-def _counts(values: np.ndarray) -> Iterable[tuple[int, int]]:
-    """The distinct values and how often each is there."""
-    if _same(values):
-        return ((int(values[0]), len(values)),)
-    found, counts = np.unique(values, return_counts=True)
-    return zip(found.tolist(), counts.tolist(), strict=True)
