@@ -89,6 +89,7 @@ class QueueClient(RowVerbs):
         self.bytes_read = 0
         """Bulk bytes that `get` copied into this process so far; `bytes_written`: that `put` and `admit` stored."""
         self.bytes_written = 0
+        self._incarnations: dict[str, int] = {}  # by partition: which trainer this is, if it is one
         self._asking = asyncio.Lock()
         self._orphans: set[asyncio.Task] = set()
         self._strays: list[int] = []  # segments granted to nobody any more, to be sealed with the next commit
@@ -225,8 +226,10 @@ class QueueClient(RowVerbs):
         self, partition: str, task: str, *, groups: int = 0, uids: Sequence[str] = (), wait: float = 60.0,
         holder: str | None = None,
     ) -> Leased:  # fmt: skip
-        """Up to `groups` groups, or exactly `uids`. Raises DeadlineExceeded if nothing came within `wait`."""
-        body = Lease(partition, task, holder or self.name, groups, list(uids), wait)
+        """Up to `groups` groups, or exactly `uids`. Raises DeadlineExceeded if nothing came within `wait`, and Fenced for
+        a trainer (who called `open_trainer` with this client) after a newer one has."""
+        incarnation = self._incarnations.get(partition, 0)
+        body = Lease(partition, task, holder or self.name, groups, list(uids), wait, incarnation)
         return await self._ask(body, Leased, wait)
 
     async def renew(self, partition: str, token: Token) -> None:
@@ -258,7 +261,9 @@ class QueueClient(RowVerbs):
 
     async def open_trainer(self, partition: str, step: int) -> Restored:
         """Begin a trainer's incarnation restored to `step`: fences the older one."""
-        return await self._ask(OpenTrainer(partition, step), Restored)
+        restored = await self._ask(OpenTrainer(partition, step), Restored)
+        self._incarnations[partition] = restored.incarnation
+        return restored
 
     async def commit_step(self, partition: str, step: int) -> None:
         """The checkpoint of `step` is on disk: what was acked up to it may be forgotten."""

@@ -638,3 +638,19 @@ def test_another_runs_journal_is_refused(tmp_path: Path) -> None:
     lived(tmp_path).core.close()
     with pytest.raises(Corrupt, match="belongs to run 'r'"):
         ControllerCore.recover(tmp_path / "journal", send=lambda *_: None, now=0.0, run="other")
+
+
+def test_a_lease_that_waits_is_fenced_when_a_newer_trainer_takes_over(world: World) -> None:
+    """Else the groups would go to a trainer that is dead or stopped, and stay there as long as the new one lives."""
+    first = world.ask("trainer", m.OpenTrainer("p", 0)).incarnation
+    waiting = world.wait("trainer", m.Lease("p", "train", "trainer", groups=1, wait=30.0, incarnation=first))
+    second = world.ask("other", m.OpenTrainer("p", 0)).incarnation
+    assert world.answer_to(waiting).code == "fenced"
+    world.admit("u0")
+    leased = world.ask("worker", GENERATE)
+    world.generate("u0", leased.token)
+    late = world.ask("trainer", m.Lease("p", "train", "trainer", groups=1, incarnation=first))
+    assert late.code == "fenced"
+    assert "has taken over" in late.message
+    now = m.Lease("p", "train", "other", groups=1, incarnation=second)
+    assert [group.uid for group in world.ask("other", now).groups] == ["u0"]

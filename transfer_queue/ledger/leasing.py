@@ -44,9 +44,14 @@ def lease(ledger: Ledger, m: Lease, now: float) -> Leased:
 
 
 def can_lease(p: Partition, m: Lease) -> bool:
-    """Whether the lease would get something now. Raises Invalid or NotFound if it never will."""
+    """Whether the lease would get something now. Raises Invalid, NotFound or Fenced if it never will."""
     task = p.task(m.task)
     check_name("holder", m.holder)
+    if task.bind == "incarnation" and m.incarnation not in (0, p.incarnation):
+        raise Fenced(
+            f"{m.holder!r} is incarnation {m.incarnation} of the trainer of partition {p.name!r}; "
+            f"{p.incarnation} has taken over. Stop this one"
+        )
     if (m.groups > 0) == bool(m.uids):
         raise Invalid(f"a lease names either groups (> 0) or uids, not groups={m.groups} and {len(m.uids)} uids")
     source, last = _source(p, task, m), _last(p, task)

@@ -223,7 +223,8 @@ class ResetConsumption(Message, tag=True):
 
 class Lease(Message, tag=True):
     """Up to `groups` whole groups, oldest order first, or exactly `uids` (all or NotFound). Waits for at least one, and
-    for the partition to be opened."""
+    for the partition to be opened. `incarnation`: of the trainer that asks (Restored); Fenced if a newer one has come,
+    also while this waits. 0: not checked."""
 
     partition: str
     task: str
@@ -231,6 +232,7 @@ class Lease(Message, tag=True):
     groups: int = 0
     uids: list[str] = []
     wait: float = 0.0
+    incarnation: int = 0
 
 
 class Renew(Message, tag=True):
