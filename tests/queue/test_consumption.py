@@ -13,11 +13,12 @@ from transfer_queue import fetching
 from transfer_queue.controller_core import ControllerCore
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.fetching import Fetching
+from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.consumption import Consumption
 from transfer_queue.ledger.order import RowOrder, Serials
 from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response, encode
-from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
+from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 
 
 def packed(*serials: int) -> bytes:
@@ -73,6 +74,46 @@ def test_a_row_id_that_is_used_again_is_not_consumed():
     assert consumption.unconsumed(order, "other")[0].tolist() == [0, 2]
     consumption.reset(["t"])
     assert consumption.unconsumed(order, "t")[0].tolist() == [0, 2]
+
+
+def test_answers_whose_rows_are_gone_are_forgotten_some_time():
+    order, consumption = RowOrder(Serials()), Consumption()
+    for batch in range(300):
+        order.add([0])
+        serials, rows = order.after(-1)
+        consumption.remember("t", {f"{batch}/0": serials}, order)
+        order.erase(rows)
+    assert len(consumption.remembered["t"]) < 130
+    order.add([0])
+    consumption.remember("t", {"last": order.after(-1)[0]}, order)
+    assert consumption.recall("t", "last") is not None
+    assert consumption.unconsumed(order, "t")[0].tolist() == [300]
+    order.erase(np.asarray([0]))
+    assert consumption.unconsumed(order, "t")[0].tolist() == []
+
+
+def test_rows_are_described_with_what_they_have_and_where_it_lies():
+    ledger = Ledger()
+    dense, ragged = (
+        m.Block("d", 1, 0, 24, 3, "dense", "<f4", (2,), 0),
+        m.Block("r", 1, 64, 99, 1, "ragged", "<i8", (), 0),
+    )
+    ledger.apply(m.Commit("p", ["a", "b", "c"], [dense], [{"i": i} for i in range(3)]), 0.0)
+    ledger.apply(m.Commit("p", ["b"], [ragged]), 0.0)
+    found = ledger.find(m.Find("p", keys=["c", "zz", "b"], located=True))
+    assert (unpacked(found.rows), found.keys) == ([2, 1], ["c", "b"])
+    assert found.schema == [m.FieldSchema("d", "dense", "<f4", (2,)), m.FieldSchema("r", "ragged", "<i8", ())]
+    assert [list(have) for have in found.have] == [[1, 1], [0, 1]]
+    located = found.located
+    assert located is not None
+    places = {place.field: np.frombuffer(place.block, "<i4").tolist() for place in located.places}
+    assert [[located.blocks[b].field if b >= 0 else "" for b in places[field]] for field in "dr"] == [
+        ["d"] * 2,
+        ["", "r"],
+    ]
+    asked = ledger.find(m.Find("p", fields=["r", "none"]))
+    assert [(one.field, one.dtype) for one in asked.schema] == [("r", "<i8"), ("none", "")]
+    assert ledger.find(m.Find("p", keys=["a"])).schema == [m.FieldSchema("d", "dense", "<f4", (2,))]
 
 
 # --- fetches ---------------------------------------------------------------------------------------------------------
@@ -146,6 +187,7 @@ def test_a_fetch_that_waited_in_vain_says_what_there_is(world):
     world.core.tick(world.now)
     failed = world.answers[world.ticket]
     assert failed.code == "deadline"
+    assert "there is no partition 'none'" in world.ask(m.Fetch("none", "t", [], 1)).message
     assert "task 't' waited 5.0 s for 2 rows of 'p'" in failed.message
     assert "1 of its 1 rows are not consumed, 1 of them have all the fields" in failed.message
 
@@ -302,6 +344,45 @@ def test_a_fetch_that_is_far_from_enough_is_not_tried_at_each_put(world, monkeyp
 
 def journaled(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def test_ranks_are_dealt_rows_by_the_tag_that_says_their_length(tmp_path):
+    world = World(tmp_path, SeqlenBalancedSampler(2, dp_size=2))
+    world.put(*"abcd", tags=[{"total_lengths": n} for n in (90, 10, 60, 40)])
+    shares = [world.fetch(2, sampling={"dp_rank": rank, "batch_index": 0}).keys for rank in (0, 1)]
+    assert sorted(sorted(share) for share in shares) == [["a", "b"], ["c", "d"]]
+    assert world.ask(m.Find("p", fields=[], task="t")).consumed == b"\1" * 4
+    failed = world.fetch(2, sampling={"dp_rank": 0})
+    assert "needs partition_id, task_name, dp_rank, batch_index" in failed.message
+
+
+class ByTag(BaseSampler):
+    """As a user of TransferQueue writes it: over a list, with the partition's custom_meta."""
+
+    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, partition: Any, **kwargs: Any) -> Any:
+        assert (type(ready_indexes), partition.partition_id) == (list, "p")
+        assert list(partition.custom_meta) == ready_indexes
+        assert 99 not in partition.custom_meta
+        chosen = [row for row in ready_indexes if partition.custom_meta[row].get("good")][:batch_size]
+        return (chosen, ready_indexes) if len(chosen) == batch_size and len(partition.custom_meta) > 2 else ([], [])
+
+
+def test_a_sampler_may_go_by_tags_and_consume_more_than_it_samples(tmp_path):
+    world = World(tmp_path, ByTag())
+    world.put("a", "b", tags=[{}, {"good": True}])
+    assert world.fetch(2) is None
+    ticket = world.ticket
+    world.put("c", tags=[{"good": True}])
+    assert world.answers[ticket].keys == ["b", "c"]
+    assert world.ask(m.Find("p", fields=[], task="t")).consumed == b"\1" * 3
+
+
+def test_the_oldest_whole_groups_are_found_far_behind_broken_ones(tmp_path):
+    """The sampler is shown more and more of the rows until it finds some."""
+    world = World(tmp_path, GRPOGroupNSampler(2))
+    world.put(*(f"k{i}" for i in range(40_000)))
+    world.ask(m.Clear("p", [f"k{i}" for i in range(1, 36_000, 2)]))
+    assert world.fetch(2).keys == ["k36000", "k36001"]
 
 
 class Wrong(BaseSampler):
