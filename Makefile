@@ -10,12 +10,13 @@ PYTEST_ARGS ?=
 # Every torch process runs one thread: two beside a busy process are a hundred times slower on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv verl-env demo test slow lint clean
+.PHONY: help venv verl-env demo test slow chaos lint clean
 
 help:
 	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
 	@echo "make test    the test suite (PYTEST_ARGS='tests/config -k ...' narrows it)"
 	@echo "make slow    the tests that take longer: whole jobs under Ray, kills"
+	@echo "make chaos   hundreds of seeded crash runs of the queue, simulated and real; half an hour"
 	@echo "make lint    ruff, types, import direction"
 	@echo "make verl-env  an environment with verl, whose own classes tests/queue/test_verl.py runs"
 	@echo "make venv    only the environment, in .venv"
@@ -29,6 +30,9 @@ test: venv
 
 slow: venv
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+chaos: venv
+	$(BIN)/python -m pytest -m endurance $(PYTEST_ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -38,6 +38,14 @@ def no_decoder_unpickles() -> Iterator[None]:
     assert not found, f"data became code: {found}"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes many minutes runs only where it is asked for by its marker."""
+    if "endurance" not in config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("endurance")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, (available, reason) in NEEDED.items():
         if item.get_closest_marker(marker) and not available():

@@ -1,0 +1,269 @@
+"""The clients of a simulated queue: a feeder, generators, a trainer, writers of plain rows, a watcher.
+
+Each keeps what it knows in the ClientRecord, checks what it reads against it, and goes on from it after its death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Hashable
+from typing import Any
+
+import numpy as np
+
+from tests.queue.chaos.record import LATE, Attempt, ClientRecord, digest
+from tests.queue.chaos.world import Process, World
+from transfer_queue.client import QueueClient
+from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound, QueueFull
+from transfer_queue.keys import row_key
+from transfer_queue.net.messages import Group, GroupSpec, Leased, SessionClose, TaskSpec, Token
+
+TRAIN, PLAIN = "train", "plain"
+
+TTL = 6.0
+
+TASKS = [
+    TaskSpec("generate", "prompt", "clock", TTL, max_deliver=10_000),
+    TaskSpec("train", "rows", "incarnation", fields=["x", "o"], max_deliver=10_000),
+]
+
+
+class Job:
+    """What the clients of one run do: `groups` prompts from admission to a checkpoint that has passed them."""
+
+    def __init__(self, world: World, *, groups: int, keys: int, rounds: int) -> None:
+        self.world, self.groups, self.keys, self.rounds = world, groups, keys, rounds
+        self.record = ClientRecord()
+        self.random = world.random
+        self.sizes = {f"u{i}": self.random.randrange(1, 4) for i in range(groups)}
+        self.done = asyncio.Event()
+        self.written = {0: 0, 1: 0}  # rounds of each writer of plain rows that are over
+        self.version = 0
+
+    def start(self) -> None:
+        spawn = self.world.spawn
+        spawn("feeder", self.feeder)
+        for i in range(3):
+            spawn(f"generator-{i}", self.generator)
+        spawn("trainer", self.trainer)
+        spawn("watcher", self.watcher)
+        for i in self.written:
+            spawn(f"writer-{i}", lambda process, i=i: self.writer(process, i))
+
+    def finished(self) -> bool:
+        return len(self.record.final) == self.groups and min(self.written.values()) >= self.rounds
+
+    # --- feeder ------------------------------------------------------------------------------------------------
+
+    async def feeder(self, process: Process) -> None:
+        client = await process.connect()
+        await client.open_partition(TRAIN, tasks=TASKS, max_groups=6)
+        left = [uid for uid in self.sizes if uid not in self.record.groups]
+        while left:
+            some, left = left[:2], left[2:]
+            specs = [GroupSpec(uid, self.sizes[uid], int(uid[1:])) for uid in some]
+            prompts = [f"what is {uid}?" for uid in some]
+            images = [np.frombuffer(uid.encode() * 40, np.uint8) for uid in some]
+            for uid, prompt, image in zip(some, prompts, images, strict=True):
+                self.record.prompts[uid] = digest(prompt, image)
+            while True:
+                try:
+                    await client.admit(TRAIN, specs, {"raw_prompt": prompts, "image": images}, wait=20.0)
+                    break
+                except (QueueFull, DeadlineExceeded):
+                    continue
+            for uid in some:
+                self.record.groups[uid] = self.sizes[uid]
+        await client.close()
+
+    # --- generators ----------------------------------------------------------------------------------------------
+
+    async def generator(self, process: Process) -> None:
+        client = await process.connect()
+        while not self.finished():
+            try:
+                leased = await client.lease(TRAIN, "generate", groups=self.random.randrange(1, 3), wait=5.0)
+            except DeadlineExceeded:
+                continue
+            self.record.granted(leased.token)
+            with contextlib.suppress(Fenced, Conflict, NotFound):
+                await self._generate(process, client, leased)
+        await client.close()
+
+    async def _generate(self, process: Process, client: QueueClient, leased: Leased) -> None:
+        uids = [group.uid for group in leased.groups]
+        got = await client.get(TRAIN, uids, ["raw_prompt", "image"])
+        for uid, prompt, image in zip(uids, got["raw_prompt"].rows_list(), got["image"].rows_list(), strict=True):
+            assert digest(prompt, image) == self.record.prompts[uid], f"I10: the prompt of {uid} is another one"
+        self.record.reads += len(uids)
+        luck = self.random.random()
+        if luck < 0.05:
+            return await client.nack(TRAIN, leased.token, uids, reason="no time")
+        if luck < 0.12:
+            await asyncio.sleep(2 * TTL)  # stopped, and goes on as if nothing had happened
+        for group in leased.groups:
+            for session in sorted(set(range(group.n)) - set(group.sessions)):
+                await asyncio.sleep(self.random.uniform(0.0, 0.7 * TTL))
+                await client.renew(TRAIN, leased.token)
+                await self._finish(process, client, leased.token, group, session)
+
+    async def _finish(self, process: Process, client: QueueClient, token: Token, group: Group, session: int) -> None:
+        """The rows of a session, its end and their tags, in one commit."""
+        rows = self.random.randrange(1, 3)
+        keys = [row_key(group.uid, session, i) for i in range(rows)]
+        values = [self._bytes() for _ in keys]
+        objects = [{"at": self.world.loop.time(), "by": process.name, "i": i} for i in range(rows)]
+        whole = digest(*values, *objects)
+        tags = [{"max_global_steps": self.version, "digest": whole} for _ in keys]
+        async with self._attempt(process, [(group.uid, session)], [whole]):
+            await client.put(
+                TRAIN, keys, {"x": values, "o": objects}, tags=tags, token=token,
+                closes=[SessionClose(group.uid, session, keys)],
+            )  # fmt: skip
+
+    # --- trainer -------------------------------------------------------------------------------------------------
+
+    async def trainer(self, process: Process) -> None:
+        client = await process.connect()
+        step = self.record.restored()
+        while True:
+            try:
+                await client.open_trainer(TRAIN, step)
+                break
+            except NotFound:  # the feeder has not opened the partition yet
+                await asyncio.sleep(0.1)
+        with contextlib.suppress(Fenced):
+            while not self.finished():
+                step += await self._step(client, step + 1)
+        if not process.dead:
+            await client.close()
+
+    async def _step(self, client: QueueClient, step: int) -> int:
+        """Whether the step was done."""
+        try:
+            leased = await client.lease(TRAIN, "train", groups=2, wait=5.0)
+        except DeadlineExceeded:
+            if not self.record.acked:
+                return 0
+            leased = None
+        if leased is not None:
+            self.record.granted(leased.token)
+            uids = [group.uid for group in leased.groups]
+            self.record.delivered(uids)
+            for group in leased.groups:
+                await self._check(client, group)
+            if self.random.random() < 0.1:
+                await client.nack(TRAIN, leased.token, uids, reason="another time")
+                return 0
+            await client.ack(TRAIN, leased.token, uids, step=step)
+            self.record.trained(step, uids)
+            self.version = step
+        if leased is None or self.random.random() < 0.4:
+            self.record.checkpointed(step)
+            await client.commit_step(TRAIN, step)
+        return 1
+
+    async def _check(self, client: QueueClient, group: Group) -> None:
+        """I9: whole; I10: what was written."""
+        sessions: dict[int, list[str]] = {}
+        for row in group.rows:
+            uid, session, _ = row.key.rsplit("_", 2)
+            assert uid == group.uid
+            sessions.setdefault(int(session), []).append(row.key)
+        assert sorted(sessions) == list(range(self.sizes[group.uid])), f"I9: {group.uid} came with {sorted(sessions)}"
+        tags = {row.key: row.tag for row in group.rows}
+        for session, keys in sessions.items():
+            keys.sort()
+            got = await client.get(TRAIN, keys, ["x", "o"])
+            found = digest(*got["x"].rows_list(), *got["o"].rows_list())
+            assert all(tags[key]["digest"] == found for key in keys), f"I10: {keys} and their tags differ"
+            allowed = self.record.register((group.uid, session)).allowed(self.world.loop.time())
+            assert found in allowed, f"I10: {keys} hold what nobody (or somebody else) wrote"
+            self.record.reads += len(keys)
+
+    # --- plain rows ------------------------------------------------------------------------------------------------
+
+    async def writer(self, process: Process, number: int) -> None:
+        """Writes, reads and clears keys that are its own."""
+        client = await process.connect()
+        keys = [f"w{number}k{i}" for i in range(self.keys)]
+        while self.written[number] < self.rounds:
+            some = sorted(self.random.sample(keys, self.random.randrange(1, 4)))
+            luck = self.random.random()
+            if luck < 0.55:
+                await self._write(process, client, some)
+            elif luck < 0.7:
+                with contextlib.suppress(NotFound):
+                    async with self._attempt(process, some, [None] * len(some)):
+                        await client.clear(PLAIN, some)
+            else:
+                await self.check_plain(client, some)
+            self.written[number] += 1
+            await asyncio.sleep(self.random.uniform(0.0, 1.0))
+        await client.close()
+
+    async def _write(self, process: Process, client: QueueClient, keys: list[str]) -> None:
+        big = self.random.random() < 0.05
+        values = [self._bytes(120_000 if big else 3000) for _ in keys]
+        digests: list[str | None] = [digest(value) for value in values]
+        tags = [{"digest": found} for found in digests]
+        async with self._attempt(process, keys, digests):
+            await client.put(PLAIN, keys, {"v": values}, tags=tags)
+
+    async def check_plain(self, client: QueueClient, keys: list[str]) -> None:
+        """All that was acknowledged is there, with the bytes and tags of one write."""
+        for key in keys:
+            try:
+                located, got = await client.read_again(lambda key=key: client.lookup(PLAIN, [key]))
+            except NotFound:
+                located, got = None, None
+            if located is None or got is None or not located.keys:
+                found = None
+            else:
+                found = digest(got["v"].rows_list()[0])
+                assert located.tags[0]["digest"] == found, f"I10: {key} has the tags of another write"
+            allowed = self.record.register(key).allowed(self.world.loop.time())
+            assert found in allowed, f"{key}: {'lost' if found is None else 'other bytes'}; allowed {allowed}"
+            self.record.reads += 1
+
+    # --- watcher ---------------------------------------------------------------------------------------------------
+
+    async def watcher(self, process: Process) -> None:
+        client = await process.connect()
+        seq = -1
+        while not self.finished():
+            try:
+                changes = await client.watch(TRAIN, seq, wait=5.0)
+            except NotFound:
+                await asyncio.sleep(0.5)
+                continue
+            assert changes.seq >= seq or changes.snapshot, f"the watch went back from {seq} to {changes.seq}"
+            seq = changes.seq
+        await client.close()
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _attempt(
+        self, process: Process, names: list[Hashable] | list[str], digests: list[Any]
+    ) -> AsyncIterator[None]:
+        """Write down what is tried, then what came of it."""
+        now = self.world.loop.time
+        attempts: list[Attempt] = [
+            self.record.register(name).begin(found, now()) for name, found in zip(names, digests, strict=True)
+        ]
+        outcome = "unknown"
+        try:
+            yield
+            outcome = "acknowledged"
+        except (Fenced, Conflict, NotFound):
+            outcome = "refused"
+            raise
+        finally:
+            for attempt in attempts:
+                attempt.outcome = "unknown" if process.dead else outcome
+                attempt.end = now() + (LATE if attempt.outcome == "unknown" else 0.0)
+
+    def _bytes(self, most: int = 3000) -> np.ndarray:
+        return np.frombuffer(self.random.randbytes(self.random.randrange(1, most)), np.uint8)

@@ -1,0 +1,47 @@
+"""The whole queue in one process, with deaths at every failpoint and at any moment: nothing lost, twice or corrupt.
+
+A failure prints its seed; `simulate(seed)` does the same again. CHAOS_FIRST is the first seed of the long test.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.queue.chaos.simulate import NOT_HERE, Outcome, simulate
+from transfer_queue.failpoints import FAILPOINTS
+
+FIRST = int(os.environ.get("CHAOS_FIRST", "1000"))
+
+
+def test_whatever_dies_nothing_is_lost_done_twice_or_corrupt() -> None:
+    outcomes = [simulate(seed) for seed in range(20)]
+    assert sum(outcome.deaths["controller"] for outcome in outcomes) >= 10
+    assert sum(outcome.deaths["unit"] for outcome in outcomes) >= 10
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    first, second = (simulate(12) for _ in range(2))
+    assert first.trace == second.trace
+    assert simulate(13).trace != first.trace
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(3600)
+def test_whatever_dies_in_500_runs_nothing_is_lost_done_twice_or_corrupt(capsys) -> None:
+    outcomes = [simulate(seed) for seed in range(FIRST, FIRST + 520)]
+    fired = sum((outcome.fired for outcome in outcomes), Counter())
+    with capsys.disabled():
+        print(summary(outcomes, fired))  # noqa: T201
+    assert sorted(set(FAILPOINTS) - NOT_HERE - set(fired)) == [], "nobody has died there"
+
+
+def summary(outcomes: list[Outcome], fired: Counter[str]) -> str:
+    deaths = sum((outcome.deaths for outcome in outcomes), Counter())
+    return (
+        f"\n{len(outcomes)} runs, {sum(o.seconds for o in outcomes) / 3600:.1f} hours of virtual time, "
+        f"{sum(o.lives for o in outcomes)} lives of controllers, {sum(o.records for o in outcomes)} journal records, "
+        f"{sum(o.reads for o in outcomes)} rows read and compared\ndeaths: {dict(deaths)}\nat failpoints: {dict(fired)}"
+    )
