@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from transfer_queue.errors import Invalid, QueueError
@@ -104,11 +106,17 @@ class Fetching:
         except (TypeError, ValueError) as error:
             name = type(self._sampler).__name__
             raise Invalid(f"sampler {name} returned {answer!r:.80}; expected (sampled, consumed) indexes") from error
-        if not cached and not (np.isin(sampled, serials).all() and np.isin(taken, serials).all()):
+        if not cached and not (_among(sampled, serials) and _among(taken, serials)):
             raise Invalid(f"sampler {type(self._sampler).__name__} chose rows of {p.name!r} that are not ready")
         if len(np.unique(sampled)) != len(sampled):
             raise Invalid(f"sampler {type(self._sampler).__name__} chose a row twice")
         return sampled, taken
+
+
+def _among(some: np.ndarray, ascending: np.ndarray) -> bool:
+    if not len(some) or not len(ascending):
+        return not len(some)
+    return bool((ascending[np.minimum(np.searchsorted(ascending, some), len(ascending) - 1)] == some).all())
 
 
 class _View:
@@ -124,7 +132,15 @@ class _View:
 
     def tag_values(self, name: str, indexes: Any) -> list[Any]:
         rows = self._p.rows.order.require(np.asarray(indexes, np.int64), self._p.name)
-        return [unpack(self._p.rows.tags[row]).get(name) for row in rows.tolist()]
+        one, tags = _decoder_of(name), self._p.rows.tags
+        return [one(tags[row]).value for row in rows.tolist()]
+
+
+@functools.lru_cache(maxsize=64)
+def _decoder_of(name: str) -> Callable[[bytes], Any]:
+    """Takes one entry out of a packed tag, as `value`: several times as quick as decoding it all."""
+    kind = msgspec.defstruct("OneTag", [("value", Any, None)], rename={"value": name})
+    return msgspec.msgpack.Decoder(kind).decode
 
 
 class _Tags(Mapping[int, dict[str, Any]]):
