@@ -155,7 +155,11 @@ def _trainer(trainer: TrainerConfig) -> TrainerConfig:
 
 
 def _queue(queue: TransferQueueConfig) -> TransferQueueConfig:
-    return replace(queue, storage_dir=_existing(queue.storage_dir) if queue.storage_dir else None)
+    return replace(
+        queue,
+        storage_dir=_existing(queue.storage_dir) if queue.storage_dir else None,
+        spill_dir=_existing(queue.spill_dir) if queue.spill_dir else None,
+    )
 
 
 def _code(name: str) -> str:

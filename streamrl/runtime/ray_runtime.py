@@ -75,6 +75,8 @@ async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncEx
         storage_dir=options.storage_dir,
         units_per_node=options.backend.SimpleStorage.num_data_storage_units,
         unit_budget_bytes=options.unit_budget_bytes,
+        spill_dir=options.spill_dir,
+        spill_budget_bytes=options.spill_budget_bytes,
         segment_bytes=options.segment_bytes,
     )
     try:

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from msgspec.structs import replace
 
 from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound, QueueError, QueueFull
 from transfer_queue.ledger import Ledger, dump, load
+from transfer_queue.ledger.moving import survivors
 from transfer_queue.ledger.tags import unpack
 from transfer_queue.net import messages as m
 
@@ -443,6 +445,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.do(m.Commit(P, keys, [block]))
         for key in keys:
             self.stored(key, block)
+
+    @rule(segment=st.integers(0, 2))
+    def survivors_are_moved(self, segment: int) -> None:
+        rows, moved = self.ledger.partition(P).rows, []
+        for batch in survivors(rows, {segment}, 1 << 20):
+            count, target = len(batch.serials), 100 + len(self.records)
+            blocks = [replace(b, segment=target, rows=count, nbytes=8 * count) for b in batch.sources[0][0]]
+            moved.append(batch.moved(blocks))
+            for row in rows.order.find(batch.serials).tolist():
+                self.model.rows[rows.keys[row]] |= {block.field: block for block in blocks}
+        self.do(m.Move(P, [segment], moved))
+        assert segment not in self.ledger.segments.use
 
     @rule(at=AT)
     def clear_of_a_live_group_is_refused(self, at: int) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from streamrl.config.sections.types import Port, PositiveInt
+from streamrl.config.sections.types import NonNegativeInt, Port, PositiveInt
 
 SegmentBytes = Annotated[int, Meta(ge=1 << 16)]
 
@@ -30,6 +30,10 @@ class TransferQueueConfig:
     """Where segments lie; None: /dev/shm if it is large enough, else the run directory."""
     unit_budget_bytes: PositiveInt = 256 << 20
     """Bytes that one storage unit may hold."""
+    spill_dir: str | None = None
+    """Where segments go when a unit's memory is full; None: the run directory."""
+    spill_budget_bytes: NonNegativeInt | None = None
+    """Bytes that one unit may move there; None: four times its memory, if the disk has room; 0: nothing."""
     segment_bytes: SegmentBytes = 8 << 20
 
 
