@@ -24,6 +24,9 @@ SEGMENT = 1 << 20
 ROWS = 8
 """Rows of a put, of 64 KiB each."""
 
+RING = 2048
+"""Rows there are at most, 128 MiB: eight times the memory of the unit. Then the same are written again."""
+
 
 def one_round(driver: Any, quick: bool, seed: int) -> dict[str, float]:
     """Seconds; `answered` and `right` are the shares of calls that did not raise and of rows that were what was put."""
@@ -78,7 +81,7 @@ class Load:
 
     async def write(self, client: Any) -> None:
         while True:
-            first = self.committed
+            first = self.committed % RING
             rows = np.repeat(np.arange(first, first + ROWS)[:, None], 8192, axis=1)
             if await self._timed(client.put("p", [f"k{i}" for i in range(first, first + ROWS)], {"x": rows})):
                 self.committed += ROWS
@@ -87,7 +90,7 @@ class Load:
     async def read(self, client: Any) -> None:
         while True:
             if self.committed:
-                await self._check(client, self._rng.sample(range(self.committed), 4))
+                await self._check(client, self._rng.sample(range(min(RING, self.committed)), 4))
             await asyncio.sleep(0.001)
 
     async def until_more(self, rows: int) -> None:
@@ -98,7 +101,7 @@ class Load:
             await self._more.wait()
 
     async def read_all(self, client: Any) -> None:
-        for at in range(0, committed := self.committed, 64):
+        for at in range(0, committed := min(RING, self.committed), 64):
             await self._check(client, list(range(at, min(at + 64, committed))))
 
     async def _check(self, client: Any, rows: list[int]) -> None:
