@@ -15,25 +15,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
-from transfer_queue import checkpoint
-from transfer_queue.async_client import QueueClient
+from transfer_queue import batch_work, checkpoint
 from transfer_queue.errors import Invalid, NotFound
 from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.metadata.schema import schema_of
 from transfer_queue.net.client_loop import ClientLoop
-from transfer_queue.net.messages import Rows, Tag
-from transfer_queue.storage.columns import Column
+from transfer_queue.net.messages import Tag
 from transfer_queue.sync_client import SyncQueueClient
-from transfer_queue.tags import plain_tags
-from transfer_queue.tensordicts import columns_of, tensordict_of
+from transfer_queue.tensordicts import tensordict_of
 
 if TYPE_CHECKING:
     import torch
@@ -92,9 +87,13 @@ class AsyncTransferQueueClient:
         "insert": `batch_size` new rows without fields.
         """
         if mode == "insert":
-            return await self._arun(_insert(self.queue.client, partition_id, _count(batch_size), data_fields))
+            return await self._arun(
+                batch_work.insert(self.queue.client, partition_id, batch_work.count_of(batch_size), data_fields)
+            )
         if mode == "force_fetch":
-            return _batch(partition_id, await self._arun(self.queue.client.find_all(partition_id, data_fields)))
+            return batch_work.batch(
+                partition_id, await self._arun(self.queue.client.find_all(partition_id, data_fields))
+            )
         if mode != "fetch":
             raise Invalid(f"mode={mode!r}; expected fetch, force_fetch or insert")
         if not task_name:
@@ -103,17 +102,17 @@ class AsyncTransferQueueClient:
             partition_id,
             task_name,
             data_fields,
-            _count(batch_size),
+            batch_work.count_of(batch_size),
             sampling=sampling_config,
             wait=wait,
             drained=drained,
         )
-        return _batch(partition_id, await self._arun(work))
+        return batch_work.batch(partition_id, await self._arun(work))
 
     async def async_set_custom_meta(self, metadata: BatchMeta) -> None:
         """Merge the custom_meta of each row into the tags that the queue has of it. Raises StorageKeyNotFoundError."""
         for part in metadata.chunk_by_partition():
-            await self._arun(_write(self.queue.client, part, {}, part.custom_meta))
+            await self._arun(batch_work.write(self.queue.client, part, {}, part.custom_meta))
 
     async def async_kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False
@@ -121,14 +120,14 @@ class AsyncTransferQueueClient:
         """The rows of keys, in their order, with the fields that all of them have. Missing keys are left out, or with
         `create` made. An unknown partition has no rows."""
         names = [keys] if isinstance(keys, str) else list(keys)
-        return await self._arun(_of_keys(self.queue.client, partition_id, names, create))
+        return await self._arun(batch_work.of_keys(self.queue.client, partition_id, names, create))
 
     async def async_kv_retrieve_keys(self, global_indexes: Sequence[int], partition_id: str) -> list[str | None]:
         """The keys of rows; None for a row that was put without one. Raises StorageKeyNotFoundError, NotFound."""
         rows = np.asarray(global_indexes, np.int64).reshape(-1)
         if not len(rows):
             return []
-        found = await self._arun(self.queue.client.find(partition_id, rows=_packed(rows), fields=[]))
+        found = await self._arun(self.queue.client.find(partition_id, rows=batch_work.packed(rows), fields=[]))
         return [None if key.startswith(UNNAMED) else key for key in found.keys]
 
     async def async_kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
@@ -151,7 +150,7 @@ class AsyncTransferQueueClient:
         """
         if not metadata.size:
             return tensordict_of({}, 0)
-        return await self._arun(_read(self.queue.client, metadata))
+        return await self._arun(batch_work.read(self.queue.client, metadata))
 
     async def async_put(
         self, data: TensorDict, metadata: BatchMeta | None = None, partition_id: str | None = None,
@@ -162,18 +161,18 @@ class AsyncTransferQueueClient:
         `data_parser` names a registered function, see kv_batch_put. Raises StorageKeyNotFoundError if rows were cleared
         meanwhile (nothing is written then), Invalid for another batch size or without a partition.
         """
-        return await self._arun(_put(self.queue.client, data, metadata, partition_id, data_parser))
+        return await self._arun(batch_work.put(self.queue.client, data, metadata, partition_id, data_parser))
 
     async def async_clear_samples(self, metadata: BatchMeta) -> None:
         """Remove the rows of a batch; those that are gone are no error."""
         for part in metadata.chunk_by_partition():
-            await _unless_missing(
-                self._arun(self.queue.client.clear_rows(part.partition_ids[0], _packed(part.indexes)))
+            await batch_work.unless_missing(
+                self._arun(self.queue.client.clear_rows(part.partition_ids[0], batch_work.packed(part.indexes)))
             )
 
     async def async_clear_partition(self, partition_id: str) -> None:
         """Remove a partition with all rows; an unknown one is no error."""
-        await _unless_missing(self._arun(self.queue.client.clear_partition(partition_id)))
+        await batch_work.unless_missing(self._arun(self.queue.client.clear_partition(partition_id)))
 
     # --- who has what -------------------------------------------------------------------------------------------
 
@@ -181,15 +180,23 @@ class AsyncTransferQueueClient:
         self, task_name: str, partition_id: str
     ) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """(global indexes, int8 [rows]: 1 if the task has consumed it); (None, None) for an unknown partition."""
-        rows = await _unless_missing(self._arun(self.queue.client.find_all(partition_id, [], task=task_name)))
-        return (None, None) if rows is None else (_indexes(rows), _flags([rows.consumed], len(rows.keys))[:, 0])
+        rows = await batch_work.unless_missing(self._arun(self.queue.client.find_all(partition_id, [], task=task_name)))
+        return (
+            (None, None)
+            if rows is None
+            else (batch_work.indexes_of(rows), batch_work.flags_of([rows.consumed], len(rows.keys))[:, 0])
+        )
 
     async def async_get_production_status(
         self, data_fields: Sequence[str], partition_id: str
     ) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """(global indexes, int8 [rows, fields]: 1 if the row has it); (None, None) for an unknown partition."""
-        rows = await _unless_missing(self._arun(self.queue.client.find_all(partition_id, data_fields)))
-        return (None, None) if rows is None else (_indexes(rows), _flags(rows.have, len(rows.keys)))
+        rows = await batch_work.unless_missing(self._arun(self.queue.client.find_all(partition_id, data_fields)))
+        return (
+            (None, None)
+            if rows is None
+            else (batch_work.indexes_of(rows), batch_work.flags_of(rows.have, len(rows.keys)))
+        )
 
     async def async_check_consumption_status(self, task_name: str, partition_id: str) -> bool:
         """Whether the task has consumed all rows of the partition; not for an unknown one."""
@@ -204,7 +211,7 @@ class AsyncTransferQueueClient:
     async def async_reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
         """The task (None: every task) has consumed nothing. False for an unknown partition."""
         work = self.queue.client.reset_consumption(partition_id, task_name)
-        return await _unless_missing(self._arun(_true(work))) is True
+        return await batch_work.unless_missing(self._arun(batch_work.true(work))) is True
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -277,142 +284,3 @@ class TransferQueueClient(AsyncTransferQueueClient):
     load_controller_checkpoint = _plain(AsyncTransferQueueClient.async_load_controller_checkpoint)
     save_storage_checkpoint = _plain(AsyncTransferQueueClient.async_save_storage_checkpoint)
     load_storage_checkpoint = _plain(AsyncTransferQueueClient.async_load_storage_checkpoint)
-
-
-# --- what runs on the client's loop ----------------------------------------------------------------------------
-
-
-async def _insert(client: QueueClient, partition: str, count: int, fields: Sequence[str]) -> BatchMeta:
-    keys = _new_keys(count)
-    await client.put(partition, keys, {}, tags=[{}] * count)
-    return _batch(partition, await client.find(partition, keys=keys, fields=fields))
-
-
-async def _of_keys(client: QueueClient, partition: str, keys: list[str], create: bool) -> BatchMeta:
-    if create:
-        await client.put(partition, list(dict.fromkeys(keys)), {}, tags=[{}] * len(set(keys)))
-    try:
-        rows = await client.find(partition, keys=keys)
-    except NotFound:
-        return BatchMeta()
-    return _batch(partition, rows, only_common=True)
-
-
-async def _read(client: QueueClient, meta: BatchMeta) -> TensorDict:
-    parts = meta.chunk_by_partition()
-    read = [await _read_part(client, part) for part in parts]
-    if len(parts) == 1:
-        return tensordict_of(read[0], meta.size)
-    names = np.asarray(meta.partition_ids)
-    back = np.argsort(np.concatenate([np.flatnonzero(names == part.partition_ids[0]) for part in parts]))
-    columns = {name: Column.concat([one[name] for one in read]).take(back) for name in read[0]}
-    return tensordict_of(columns, meta.size)
-
-
-async def _read_part(client: QueueClient, part: BatchMeta) -> dict[str, Column]:
-    partition, serials, names = part.partition_ids[0], _packed(part.indexes), part.field_names
-
-    async def locate() -> Any:
-        rows = await client.find(partition, rows=serials, fields=names, located=True)
-        for schema, have in zip(rows.schema, rows.have, strict=True):
-            if 0 in have:
-                raise Invalid(
-                    f"field {schema.field!r} is not there (yet) for {have.count(0)} of {part.size} rows of "
-                    f"{partition!r}; fetch rows that have it, or select fields that all have"
-                )
-        return rows.located
-
-    return (await client.read_again(locate))[1]
-
-
-async def _put(
-    client: QueueClient, data: TensorDict, meta: BatchMeta | None, partition: str | None, parser: str | None
-) -> BatchMeta:
-    from transfer_queue.parsers import parse
-
-    rows = len(data)
-    columns = parse(parser, columns_of(data), rows)
-    if meta is None:
-        if partition is None:
-            raise Invalid("put needs a partition_id, or the metadata of rows to write to")
-        keys = _new_keys(rows)
-        await client.put(partition, keys, columns)
-        meta = _batch(partition, await client.find(partition, keys=keys, fields=[]))
-        return meta.add_fields(data)
-    if meta.size != rows:
-        raise Invalid(f"fields of batch size {rows} for the metadata of {meta.size} rows")
-    places = np.asarray(meta.partition_ids)
-    for part in meta.chunk_by_partition():
-        at = np.flatnonzero(places == part.partition_ids[0])
-        mine = columns if part.size == rows else {name: column.take(at) for name, column in columns.items()}
-        await _write(client, part, mine, None)
-    return meta.copy().add_fields(data)
-
-
-async def _write(client: QueueClient, part: BatchMeta, columns: Mapping[str, Any], tags: list[Tag] | None) -> None:
-    """Fields or tags of rows of one partition, which must still be the ones that are meant."""
-    partition, serials = part.partition_ids[0], _packed(part.indexes)
-    found = await client.find(partition, rows=serials, fields=[])
-    plain = None if tags is None else plain_tags(found.keys, tags)
-    await client.put(partition, found.keys, columns, tags=plain, rows=serials)
-
-
-async def _unless_missing(work: Coroutine[Any, Any, R]) -> R | None:
-    """None if there is no such partition."""
-    try:
-        return await work
-    except NotFound:
-        return None
-
-
-async def _true(work: Coroutine[Any, Any, None]) -> bool:
-    await work
-    return True
-
-
-# --- plain values --------------------------------------------------------------------------------------------------
-
-
-def _batch(partition: str, rows: Rows, *, only_common: bool = False) -> BatchMeta:
-    """An answer as metadata; a row is ready if it has all the fields."""
-    flags = [np.frombuffer(have, np.int8) for have in rows.have]
-    known = [(schema, have) for schema, have in zip(rows.schema, flags, strict=True) if schema.dtype]
-    if only_common:
-        known = [(schema, have) for schema, have in known if have.all()]
-        flags = [have for _, have in known]
-    status = np.minimum.reduce(flags) if flags else np.zeros(len(rows.keys), np.int8)
-    return BatchMeta(
-        np.frombuffer(rows.rows, np.int64),
-        [partition] * len(rows.keys),
-        schema_of(schema for schema, _ in known),
-        status,
-        custom_meta=rows.tags,
-    )
-
-
-def _new_keys(count: int) -> list[str]:
-    stem = f"{UNNAMED}{secrets.token_hex(8)}"
-    return [f"{stem}.{i}" for i in range(count)]
-
-
-def _packed(indexes: np.ndarray) -> bytes:
-    return indexes.astype("<i8").tobytes()
-
-
-def _count(batch_size: int | None) -> int:
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise Invalid(f"batch_size={batch_size!r}; expected at least 1")
-    return batch_size
-
-
-def _indexes(rows: Rows) -> torch.Tensor:
-    import torch
-
-    return torch.from_numpy(np.frombuffer(rows.rows, np.int64).copy())
-
-
-def _flags(columns: Sequence[bytes], rows: int) -> torch.Tensor:
-    """int8 [rows, columns]."""
-    import torch
-
-    return torch.from_numpy(np.frombuffer(b"".join(columns), np.int8).reshape(len(columns), rows).T.copy())

@@ -170,7 +170,7 @@ async def _save_checkpoint(
     metadata: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Write all plain rows to a new directory: keys, tags and what tasks consumed, with `include_storage` their fields
-    too. `metadata` (plain values) is kept with them. See checkpoint.py for the format and what is atomic."""
+    too. `metadata` (plain values) is kept with them. The format, and what is atomic: transfer_queue.checkpoint."""
     await checkpoint.save(client, checkpoint_dir, include_storage=include_storage, metadata=metadata)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import transfer_queue as tq
-from transfer_queue import checkpoint, process, row_verbs
-from transfer_queue.checkpoint import read_manifest
+from transfer_queue import process, row_verbs
+from transfer_queue.checkpoint import read_manifest, saving
 from transfer_queue.errors import Conflict, Corrupt, Invalid
 from transfer_queue.net.messages import TaskSpec
 
@@ -314,7 +314,7 @@ def test_a_checkpoint_brings_everything_back_in_place_of_what_is_there(client, f
 
 def test_large_rows_make_small_pages(client, filled, tmp_path, monkeypatch):
     before = state(client, filled)
-    monkeypatch.setattr(checkpoint, "BYTES", 100)
+    monkeypatch.setattr(saving, "BYTES", 100)
     tq.save_checkpoint(tmp_path / "c")
     entry = next(one for one in read_manifest(tmp_path / "c").partitions if one.name == filled)
     assert (len(entry.pages) > 1, entry.rows) == (True, 5)

@@ -1,0 +1,98 @@
+"""What stands in a checkpoint, and how it is read: see the package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from transfer_queue.errors import Corrupt, Invalid
+from transfer_queue.net.messages import Block, Tag
+
+FORMAT = 1
+
+
+class PageColumn(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """One field: where its bytes lie (`offset` within the page's columns), and which rows have it (int32)."""
+
+    block: Block
+    rows: bytes
+
+
+class Page(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """`consumed`: by task, one byte a row."""
+
+    keys: list[str]
+    tags: list[Tag]
+    consumed: dict[str, bytes]
+    columns: list[PageColumn]
+
+
+class PageEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    header: int
+    columns: int
+    digest: str
+
+
+class PartitionEntry(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    file: str
+    rows: int
+    pages: list[PageEntry]
+
+
+class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    storage: bool
+    metadata: dict[str, Any]
+    partitions: list[PartitionEntry]
+
+
+decode_page = msgspec.msgpack.Decoder(Page).decode
+
+
+def read_manifest(directory: str | PathLike[str]) -> Manifest:
+    """What a checkpoint says of itself, `metadata` included. Raises Invalid if there is none, Corrupt."""
+    path = Path(directory) / "manifest.json"
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise Invalid(f"{directory} holds no checkpoint of a queue: manifest.json is missing") from None
+    body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
+    if digest.decode(errors="replace") != xxhash.xxh3_128_hexdigest(body):
+        raise Corrupt(f"{path} does not match its digest (its last line); take another checkpoint")
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{path}: {error}") from None
+    if manifest.format != FORMAT:
+        raise Invalid(f"{path} has format {manifest.format}; this version reads {FORMAT}")
+    return manifest
+
+
+def pages_of(directory: Path, entry: PartitionEntry) -> Iterator[tuple[Page, np.ndarray]]:
+    """The pages of a partition. Raises Corrupt."""
+    path = directory / entry.file
+    if path.name != entry.file or not path.is_file():
+        raise Corrupt(f"{directory}: {entry.file!r} is missing; take another checkpoint")
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        for number, page in enumerate(entry.pages):
+            left -= page.header + page.columns
+            if min(page.header, page.columns, left) < 0:
+                raise Corrupt(f"{path} ends in page {number}; take another checkpoint")
+            header, data = file.read(page.header), np.frombuffer(file.read(page.columns), np.uint8)
+            digest = xxhash.xxh3_128(header)
+            digest.update(data.data)
+            if digest.hexdigest() != page.digest:
+                raise Corrupt(f"{path}: page {number} does not match its digest; take another checkpoint")
+            try:
+                yield decode_page(header), data
+            except msgspec.MsgspecError as error:
+                raise Corrupt(f"{path}: page {number}: {error}") from None

@@ -1,0 +1,97 @@
+"""Putting a checkpoint back: see the package."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from transfer_queue.async_client import QueueClient
+from transfer_queue.checkpoint.format import Manifest, Page, PartitionEntry, pages_of, read_manifest
+from transfer_queue.errors import Corrupt
+from transfer_queue.keys import UNNAMED
+from transfer_queue.storage.columns import Column, read_block
+
+STAGED = f"{UNNAMED}load."
+"""What the names of partitions begin with while a load fills them."""
+
+
+async def load(client: QueueClient, directory: str | PathLike[str]) -> None:
+    """Put back a checkpoint, all or nothing. Raises Invalid, Corrupt, and Conflict if a partition of the same name has
+    prompt groups."""
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    await asyncio.to_thread(_verify, directory, manifest)
+    await _sweep(client)
+    stem = f"{STAGED}{secrets.token_hex(6)}."
+    names: dict[str, str] = {}
+    consumed: dict[str, dict[str, bytes]] = {}
+    try:
+        for number, entry in enumerate(manifest.partitions):
+            staged = f"{stem}{number}"
+            if entry.pages:
+                names[staged] = entry.name
+                consumed[staged] = await _fill(client, staged, directory, entry)
+        if names:
+            await client.adopt(names, consumed)
+    finally:
+        await _sweep(client)
+
+
+async def _sweep(client: QueueClient) -> None:
+    """Remove what loads that failed have left."""
+    for name in (await client.stats()).partitions:
+        if name.startswith(STAGED):
+            await client.clear_partition(name)
+
+
+async def _fill(client: QueueClient, staged: str, directory: Path, entry: PartitionEntry) -> dict[str, bytes]:
+    """Put the rows of a partition; the serials of those that each task had consumed."""
+    consumed: dict[str, list[np.ndarray]] = {}
+    for page, data in pages_of(directory, entry):
+        await client.put(staged, page.keys, {}, tags=page.tags)
+        for rows, columns in _by_rows(page, data):
+            await client.put(staged, [page.keys[row] for row in rows.tolist()], columns)
+        found = await client.find(staged, keys=page.keys, fields=[])
+        serials = np.frombuffer(found.rows, np.int64)
+        for task, flags in page.consumed.items():
+            consumed.setdefault(task, []).append(serials[np.frombuffer(flags, np.uint8) != 0])
+    return {task: np.concatenate(parts).astype("<i8").tobytes() for task, parts in consumed.items()}
+
+
+def _by_rows(page: Page, data: np.ndarray) -> Iterator[tuple[np.ndarray, dict[str, Column]]]:
+    """The columns that the same rows have, together."""
+    together: dict[bytes, dict[str, Column]] = {}
+    for one in page.columns:
+        block = one.block
+        column = read_block(block, data[block.offset : block.offset + block.nbytes])
+        together.setdefault(one.rows, {})[block.field] = column
+    for rows, columns in together.items():
+        yield np.frombuffer(rows, np.int32), columns
+
+
+def _verify(directory: Path, manifest: Manifest) -> None:
+    """Every page against its digest, and what it says of itself."""
+    for entry in manifest.partitions:
+        for page, data in pages_of(directory, entry):
+            _check_page(directory / entry.file, page, data)
+
+
+def _check_page(path: Path, page: Page, data: np.ndarray) -> None:
+    """A page is as this module writes it, so that nothing of a load fails later."""
+    rows = len(page.keys)
+    lengths = {len(page.tags), *(len(flags) for flags in page.consumed.values())}
+    if lengths - {rows}:
+        raise Corrupt(f"{path}: a page of {rows} rows has {sorted(lengths)} tags or flags")
+    for one in page.columns:
+        block = one.block
+        if min(block.offset, block.nbytes) < 0 or block.offset + block.nbytes > len(data):
+            raise Corrupt(f"{path}: column {block.field!r} ends beyond its page")
+        at = np.frombuffer(one.rows, np.int32) if len(one.rows) % 4 == 0 else np.asarray([-1])
+        if len(at) != block.rows or (len(at) and (at.min() < 0 or at.max() >= rows)):
+            raise Corrupt(f"{path}: column {block.field!r} names rows that are not in its page")
+        read_block(block, data[block.offset : block.offset + block.nbytes])

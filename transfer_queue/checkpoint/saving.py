@@ -1,0 +1,204 @@
+"""Writing a checkpoint: see the package."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import xxhash
+
+from transfer_queue.async_client import ATTEMPTS, QueueClient
+from transfer_queue.checkpoint.format import (
+    FORMAT,
+    Manifest,
+    Page,
+    PageColumn,
+    PageEntry,
+    PartitionEntry,
+)
+from transfer_queue.errors import Invalid, NotFound, SegmentGone
+from transfer_queue.keys import UNNAMED
+from transfer_queue.net.messages import Block, FieldPlace, Located, Rows
+from transfer_queue.storage.columns import Column, aligned
+
+log = logging.getLogger(__name__)
+
+ROWS, BYTES = 512, 32 << 20
+"""Rows and about the bytes of a page at most: what is in memory at once, several times."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+async def save(
+    client: QueueClient, directory: str | PathLike[str], *, include_storage: bool = True,
+    metadata: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Write a checkpoint; one that was in `directory` is replaced. Raises Invalid for metadata that JSON cannot hold,
+    or if something else is in the directory."""
+    _check_metadata(metadata)
+    target, work = await asyncio.to_thread(_prepare, directory)
+    try:
+        entries = []
+        for name, tasks in (await _partitions(client)).items():
+            path = work / f"{len(entries):05}.rows"
+            entries.append(await _save_partition(client, name, tasks, path, include_storage))
+        manifest = Manifest(FORMAT, include_storage, metadata or {}, entries)
+        await asyncio.to_thread(_finish, work, target, manifest)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _prepare(directory: str | PathLike[str]) -> tuple[Path, Path]:
+    """Where the checkpoint is to be, and where it is made."""
+    target = Path(directory).absolute()
+    if target.exists() and any(target.iterdir()) and not (target / "manifest.json").exists():
+        raise Invalid(f"{target} holds something that is no checkpoint of a queue; name another directory")
+    work = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    work.mkdir(mode=0o700, parents=True)
+    return target, work
+
+
+async def _partitions(client: QueueClient) -> dict[str, list[str]]:
+    """The partitions of plain rows, with their consumer tasks."""
+    found = {}
+    for name, stats in (await client.stats()).partitions.items():
+        if name.startswith(UNNAMED):
+            continue
+        if stats.next_order or any(stats.depth.values()):
+            log.warning("checkpoint: partition %r holds prompt groups, which the journal keeps; it is left out", name)
+            continue
+        found[name] = list(stats.consumers)
+    return found
+
+
+async def _save_partition(
+    client: QueueClient, name: str, tasks: list[str], path: Path, include_storage: bool
+) -> PartitionEntry:
+    entry = PartitionEntry(name, path.name, 0, [])
+    after = -1
+    with path.open("wb") as file:
+        while True:
+            try:
+                rows, columns = await _read_page(client, name, after, include_storage)
+            except NotFound:  # cleared meanwhile
+                break
+            if not rows.keys:
+                break
+            consumed = {task: await _consumed(client, name, rows, task, after) for task in tasks}
+            entry.pages.append(await asyncio.to_thread(_write_page, file, rows, columns, consumed))
+            entry.rows += len(rows.keys)
+            after = int(np.frombuffer(rows.rows, np.int64)[-1])
+        file.flush()
+        await asyncio.to_thread(os.fsync, file.fileno())
+    return entry
+
+
+_Present = dict[str, tuple[Column, np.ndarray]]
+"""By field: the values, and the places of the rows that have it."""
+
+
+async def _read_page(client: QueueClient, name: str, after: int, include_storage: bool) -> tuple[Rows, _Present]:
+    """The next rows with their columns; looked up again if they move meanwhile. Raises NotFound, SegmentGone."""
+    gone = SegmentGone(f"rows of {name!r} did not stand still")
+    count = ROWS
+    for attempt in range(ATTEMPTS):
+        rows = await client.find(name, after=after, count=count, located=include_storage)
+        if rows.located is not None and (fits := _fitting(rows.located)) < len(rows.keys):
+            count = fits
+            rows = await client.find(name, after=after, count=count, located=True)
+        try:
+            return rows, await _columns(client, rows.located)
+        except SegmentGone as error:
+            gone = error
+            await asyncio.sleep(min(0.5, 0.05 * attempt))
+    raise gone
+
+
+def _fitting(located: Located) -> int:
+    """How many of these rows are about BYTES."""
+    per_row = [block.nbytes / block.rows for block in located.blocks]
+    nbytes = 0.0
+    for place in located.places:
+        block = np.frombuffer(place.block, "<i4")
+        nbytes += float(np.asarray(per_row)[block[block >= 0]].sum())
+    return len(located.keys) if nbytes <= BYTES else max(1, int(len(located.keys) * BYTES / nbytes))
+
+
+async def _columns(client: QueueClient, located: Located | None) -> _Present:
+    """Field by field, since not every row has each."""
+    found: _Present = {}
+    if located is None:
+        return found
+    for place in located.places:
+        block, index = np.frombuffer(place.block, "<i4"), np.frombuffer(place.index, "<i4")
+        at = np.flatnonzero(block >= 0).astype(np.int32)
+        part = FieldPlace(place.field, block[at].tobytes(), index[at].tobytes())
+        keys = [located.keys[row] for row in at.tolist()]
+        one = msgspec.structs.replace(located, keys=keys, tags=[], places=[part])
+        found[place.field] = ((await client.read(one))[place.field], at)
+    return found
+
+
+async def _consumed(client: QueueClient, name: str, rows: Rows, task: str, after: int) -> bytes:
+    """One byte a row; a row that was cleared since counts as it would be found: not at all."""
+    found = await client.find(name, fields=[], task=task, after=after, count=2 * ROWS)
+    flags = dict(zip(np.frombuffer(found.rows, np.int64).tolist(), found.consumed, strict=True))
+    return bytes(flags.get(serial, 0) for serial in np.frombuffer(rows.rows, np.int64).tolist())
+
+
+def _write_page(file: BinaryIO, rows: Rows, columns: _Present, consumed: dict[str, bytes]) -> PageEntry:
+    described, end = [], 0
+    for field, (column, at) in columns.items():
+        block = Block(field, 0, end, column.nbytes, column.rows, column.kind, column.dtype, column.shape, 0)
+        described.append(PageColumn(block, at.tobytes()))
+        end += aligned(column.nbytes)
+    data = np.zeros(end, np.uint8)
+    for one, (column, _) in zip(described, columns.values(), strict=True):
+        column.write_to(data[one.block.offset : one.block.offset + one.block.nbytes])
+    header = _encode(Page(rows.keys, rows.tags, consumed, described))
+    digest = xxhash.xxh3_128(header)
+    digest.update(data.data)
+    file.write(header)
+    file.write(data.data)
+    return PageEntry(len(header), end, digest.hexdigest())
+
+
+def _finish(work: Path, target: Path, manifest: Manifest) -> None:
+    """The manifest last; then the whole takes its place."""
+    body = msgspec.json.encode(manifest)
+    with (work / "manifest.json").open("wb") as file:
+        file.write(body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_directory(work)
+    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
+    if target.exists():
+        os.rename(target, old)
+    os.rename(work, target)
+    _sync_directory(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _check_metadata(metadata: dict[str, Any] | None) -> None:
+    try:
+        same = msgspec.json.decode(msgspec.json.encode(metadata or {}), type=dict[str, Any]) == (metadata or {})
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise Invalid(f"checkpoint metadata holds what JSON cannot: {error}") from None
+    if not same:
+        raise Invalid("checkpoint metadata would not come back as it is; give strings, numbers, lists and dicts by str")
