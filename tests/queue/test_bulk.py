@@ -101,7 +101,9 @@ class Wire:
     async def open(self) -> bytes:
         """The unit's nonce."""
         self.socket.send(b._encoder.encode(b.BulkOpen(self.session)))
-        return b._answer_decoder.decode((await self.answer())[0]).unit
+        opened = b._answer_decoder.decode((await self.answer())[0])
+        assert isinstance(opened, b.BulkOpened)
+        return opened.unit
 
     async def answer(self, within: float = 5.0) -> list[bytes]:
         """The next message, or [] if there is none."""

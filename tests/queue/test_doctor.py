@@ -124,7 +124,7 @@ def test_clean_removes_what_dead_runs_left_and_never_what_lives(service, tmp_pat
     (dead / "owner").write_text(str(tmp_path / "gone"))
     (dead / "unit-0" / "x.seg").write_bytes(bytes(3 << 20))
     for path in (*dead.rglob("*"), dead, live):
-        os.utime(path, (time.time() - 7200,) * 2)
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
     assert main(["doctor", "--storage-dir", str(storage)]) == 1
     out = capsys.readouterr().out
     assert re.search(r"dead run 0123456789ab: 3.0 MiB, written 2 h ago", out)
