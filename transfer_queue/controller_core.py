@@ -433,10 +433,12 @@ class ControllerCore:
     def _moved(self, m: Compacted, client: str, now: float) -> Reply:
         """Survivors were copied: the rows lie there now, but those that were changed meanwhile."""
         move = self._compaction.done(client, m, now)
-        if move is not None:
-            self._accept(move, now)
-        if m.segment is not None:
-            self._grants.free([m.segment.segment])
+        try:
+            if move is not None:
+                self._accept(move, now)
+        finally:
+            if m.segment is not None:
+                self._grants.free([m.segment.segment])
         return Ok()
 
     def _stats(self, now: float) -> Reply:

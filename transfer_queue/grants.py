@@ -333,14 +333,15 @@ class SegmentGrants:
     def plan(self, demands: list[int], now: float) -> None:
         """Ask units for what `demands` (bytes of the requests that wait) and the spare segments need, in budget."""
         self.changed = False
+        for unit in self._alive():
+            if unit.spill_retry_at is not None and unit.spill_retry_at <= now:
+                unit.spill_retry_at = None
         units = [unit for unit in self._alive() if unit.retry_at is None or unit.retry_at <= now]
         usual = max((unit.segment_bytes for unit in self._alive()), default=0)
         self._plan_large(sorted(nbytes for nbytes in demands if nbytes > usual))
         waiting = sum(nbytes <= usual for nbytes in demands)
         for unit in units:
             unit.retry_at = None
-            if unit.spill_retry_at is not None and unit.spill_retry_at <= now:
-                unit.spill_retry_at = None
             share = -(-waiting // len(units))
             wanted = self._spare_segments + share - unit.made_or_making()
             count = min(wanted, unit.room() // unit.segment_bytes)

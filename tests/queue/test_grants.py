@@ -128,6 +128,7 @@ def test_after_an_error_a_unit_is_left_alone_for_a_while():
     assert world.grants.next_retry() == SPILL_PAUSE
     world.plan(now=SPILL_PAUSE)
     assert world.spilling() == segments[:1]
+    assert world.grants.next_retry() is None
 
 
 def test_a_large_demand_makes_room_by_the_disk():

@@ -272,3 +272,15 @@ async def test_rows_are_what_was_put_whatever_is_moved_or_spilled_meanwhile(tmp_
         for _ in range(20):
             await read(clients[0])
         assert queue.core._stats(0.0).units[0].used <= 12 * SEGMENT
+
+
+async def test_nothing_is_due_while_the_unit_is_away(queue):
+    """Else the controller would tick without end."""
+    client = queue.client("c")
+    await client.put("p", keys(range(400)), columns(range(400)))
+    unit = queue.core._grants.units[0]
+    queue.core.client_gone(unit.client, queue.clock())
+    await client.clear("p", keys(range(1, 400)))
+    assert queue.core._compaction.next_due() is None
+    queue.tick()
+    assert queue.core._compaction.next_due() is None
