@@ -10,6 +10,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from agent_loop.llm.client import RoutedClient
 from agent_loop.manager import AgentLoopManager, TaskSpawner
@@ -31,6 +32,7 @@ from streamrl.weight_sync.shared_memory import make_private
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import QueueError
 from transfer_queue.local import LocalQueue
+from transfer_queue.storage.place import choose_spill
 
 
 @asynccontextmanager
@@ -115,10 +117,14 @@ def _start_queue(config: StreamRLConfig, run: RunDirectory) -> LocalQueue:
     """Raises UserError for a journal that is damaged, or whatever else keeps it from starting."""
     queue = config.transfer_queue
     units = queue.backend.SimpleStorage.num_data_storage_units
+    budget = units * queue.unit_budget_bytes
+    disk = None if queue.spill_budget_bytes is None else units * queue.spill_budget_bytes
     try:
+        disk = choose_spill(run.queue, queue.spill_dir, 1, budget, disk)
+        place = run.queue if queue.spill_dir is None else Path(queue.spill_dir, run.path.name)
         return LocalQueue(
             directory=run.queue, storage_dir=queue.storage_dir, segment_bytes=queue.segment_bytes,
-            unit_budget_bytes=units * queue.unit_budget_bytes,
+            unit_budget_bytes=budget, spill_dir=place / "spill" if disk else None, spill_budget_bytes=disk,
         )  # fmt: skip
     except QueueError as error:
         raise queue_failed(error) from error

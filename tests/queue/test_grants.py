@@ -6,8 +6,9 @@ from collections import deque
 
 import pytest
 
+from transfer_queue import grants
 from transfer_queue.errors import Invalid
-from transfer_queue.grants import MAX_SPILLED, SPILL_PAUSE, SegmentGrants
+from transfer_queue.grants import SPILL_PAUSE, SegmentGrants
 from transfer_queue.ledger.blocks import PutTable, Segments, SegmentUse
 from transfer_queue.ledger.fieldsets import FieldSets
 from transfer_queue.net import messages as m
@@ -84,7 +85,8 @@ def test_the_oldest_segments_go_to_disk_when_there_is_no_room_for_spare_ones():
     assert world.grants.is_spilled(segments[0])
 
 
-def test_a_unit_is_asked_once_and_for_a_few_at_a_time():
+def test_a_unit_is_asked_once_and_for_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(grants, "MAX_SPILLED", 8 * SIZE)
     world = World(budget=30)
     segments = world.fill(30)
     world.plan(waiting=25)
@@ -92,7 +94,7 @@ def test_a_unit_is_asked_once_and_for_a_few_at_a_time():
     assert world.spilling() == segments[:1]  # asked when the last spare segment was granted
     world.spilled(segments[:1])
     world.plan(waiting=25)
-    assert world.spilling() == segments[1 : 1 + MAX_SPILLED]
+    assert world.spilling() == segments[1:9]
 
 
 def test_what_is_full_on_disk_or_to_stay_in_memory_is_not_moved():
