@@ -64,10 +64,11 @@ _process = _Process()
 def init(conf: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
     """Attach to the queue there is and return `conf` as it was given; else start one as `conf` says.
 
-    `conf` (dict or DictConfig) may hold `directory`, `storage_dir`, `units`, `unit_budget_bytes`, `segment_bytes`,
-    `fsync`, `address`, and TransferQueue's own tree (`controller.sampler`, `controller.polling_mode`,
-    `metrics.enabled`, ...). Returns a DictConfig that also holds `address` if the queue was started. A second call does
-    nothing. Raises Invalid for a bad value, Disconnected if the queue that is named does not answer.
+    `conf` (dict or DictConfig) may hold `directory`, `storage_dir`, `units`, `unit_budget_bytes`, `spill_dir`,
+    `spill_budget_bytes`, `segment_bytes`, `fsync`, `address`, and TransferQueue's own tree (`controller.sampler`,
+    `controller.polling_mode`, `metrics.enabled`, ...). Returns a DictConfig that also holds `address` if the queue was
+    started. A second call does nothing. Raises Invalid for a bad value, Disconnected if the queue that is named does
+    not answer.
     """
     with _process.lock:
         if _process.client is not None:
