@@ -53,7 +53,7 @@ async def check(client, rows: list[int]) -> None:
 
 def held(queue: LocalQueue) -> int:
     """Bytes of segments that are not spare."""
-    return queue.core._stats(0.0).units[0].used - 2 * SEGMENT
+    return queue.core._grants.stats()[0].used - 2 * SEGMENT
 
 
 def live(queue: LocalQueue) -> int:
@@ -75,6 +75,24 @@ async def test_clearing_all_but_one_row_of_a_large_put_frees_all_but_that_row(qu
     assert held(queue) <= live(queue) + SEGMENT
     assert live(queue) < 200_000
     await check(client, [0])
+
+
+async def test_what_a_unit_copies_at_once_is_bounded_also_of_one_large_put(queue, monkeypatch):
+    client, copied, copying = queue.client("c"), [], queue._unit._compact
+
+    def note(push):
+        answer = copying(push)
+        copied.append(answer.segment.nbytes)
+        return answer
+
+    monkeypatch.setattr(queue._unit, "_compact", note)
+    await client.put("p", keys(range(1000)), columns(range(1000)))
+    await client.clear("p", keys(i for i in range(1000) if i % 5))
+    await settle(queue)
+    assert len(copied) > 3
+    assert max(copied) <= 1.5 * SEGMENT
+    assert sum(copied) < 1.5 * live(queue)
+    await check(client, list(range(0, 1000, 5)))
 
 
 async def test_random_survivors_of_many_puts_take_little_more_than_they_are(queue):
@@ -271,7 +289,7 @@ async def test_rows_are_what_was_put_whatever_is_moved_or_spilled_meanwhile(tmp_
         await settle(queue)
         for _ in range(20):
             await read(clients[0])
-        assert queue.core._stats(0.0).units[0].used <= 12 * SEGMENT
+        assert queue.core._grants.stats()[0].used <= 12 * SEGMENT
 
 
 async def test_nothing_is_due_while_the_unit_is_away(queue):

@@ -37,7 +37,7 @@ async def check(client, rows: range, partition: str = "p") -> None:
 
 
 def units(queue: LocalQueue):
-    return queue.core._stats(0.0).units[0]
+    return queue.core._grants.stats()[0]
 
 
 async def test_what_memory_has_no_room_for_lies_on_disk_and_is_read_there(tmp_path):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_BLOCKS, MAX_ROWS = 512, 65536
 """Blocks and rows that are moved at once, so that neither the orders nor the finding of rows hold up the controller.
-One put is moved at least, whatever it has."""
+Of one put all blocks are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,10 @@ def survivors(rows: RowTable, segments: Collection[int], nbytes: int) -> list[Ba
         found, starts = np.unique(kinds, return_index=True)
         for kind, part in zip(found.tolist(), np.split(here, starts[1:]), strict=True):
             put, fields = kind >> 32, rows.sets.bits[kind & 0xFFFFFFFF]
-            blocks = [block for block in chosen[put] if fields & rows.sets.bit(block.field)]
+            living, most = chosen[put]
+            blocks = [block for block in living if fields & rows.sets.bit(block.field)]
             if blocks:
+                part = part[:most]
                 alike = tuple((b.field, b.kind, b.dtype, b.shape) for b in blocks)
                 batches.setdefault(alike, []).append((put, blocks, part, places.index[part]))
     return [_batch(rows, parts) for parts in batches.values()]
@@ -86,20 +88,22 @@ def move(ledger: Ledger, m: Move, now: float) -> Ok:
     return Ok()
 
 
-def _choose(table: PutTable, segments: Collection[int], nbytes: int) -> dict[int, list[Block]]:
-    """Puts to be moved, with their living blocks in `segments`."""
-    chosen: dict[int, list[Block]] = {}
+def _choose(table: PutTable, segments: Collection[int], nbytes: int) -> dict[int, tuple[list[Block], int]]:
+    """Puts to be moved, with their living blocks in `segments`, and how many rows of each at most."""
+    chosen: dict[int, tuple[list[Block], int]] = {}
     count = rows = size = 0
     for put in table.puts_in(segments):
         blocks = [block for block in table.living(put) if block.segment in segments]
         if not blocks:
             continue
+        mine = max(1, table.living_bytes(put, blocks))
+        most = max(1, min(MAX_ROWS, table.rows[put] * nbytes // mine))
         count += len(blocks)
-        rows += table.rows[put]
-        size += table.living_bytes(put, blocks)
+        rows += min(most, table.rows[put])
+        size += min(mine, nbytes)
         if chosen and (count > MAX_BLOCKS or rows > MAX_ROWS or size > nbytes):
             break
-        chosen[put] = blocks
+        chosen[put] = blocks, most
     return chosen
 
 
