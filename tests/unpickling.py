@@ -21,7 +21,10 @@ DECODERS = (
     f"{ROOT}/streamrl/weight_sync/",
 )
 
-TRANSPORTS = ("/ray/", "/multiprocessing/", "/torch/multiprocessing/", "/concurrent/futures/")
+TRANSPORTS = (
+    "/ray/", "/multiprocessing/", "/torch/multiprocessing/", "/concurrent/futures/",
+    "/torch/distributed/distributed_c10d.py",  # what the ranks of one process group tell each other
+)  # fmt: skip
 """They unpickle what a process of the same run has sent them over their own, authenticated connections."""
 
 breaches: list[str] = []

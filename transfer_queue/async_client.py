@@ -226,8 +226,8 @@ class QueueClient(RowVerbs):
         self, partition: str, task: str, *, groups: int = 0, uids: Sequence[str] = (), wait: float = 60.0,
         holder: str | None = None,
     ) -> Leased:  # fmt: skip
-        """Up to `groups` groups, or exactly `uids`. Raises DeadlineExceeded if nothing came within `wait`, and Fenced for
-        a trainer (who called `open_trainer` with this client) after a newer one has."""
+        """Up to `groups` groups, or exactly `uids`. Raises DeadlineExceeded if nothing came within `wait`, and Fenced
+        for a trainer (who called `open_trainer` with this client) after a newer one has."""
         incarnation = self._incarnations.get(partition, 0)
         body = Lease(partition, task, holder or self.name, groups, list(uids), wait, incarnation)
         return await self._ask(body, Leased, wait)
@@ -273,8 +273,9 @@ class QueueClient(RowVerbs):
         """The leases of `holder` end now: it is dead (its groups are then suspected of that), or has stopped."""
         await self._ask(ReleaseHolder(holder, died), Ok)
 
-    async def stats(self) -> QueueStats:
-        return await self._ask(Stats(), QueueStats)
+    async def stats(self, *, orders: bool = False) -> QueueStats:
+        """Depths, bytes and ages by partition, and the units; with `orders` also which groups are outstanding."""
+        return await self._ask(Stats(orders), QueueStats)
 
     async def close(self) -> None:
         """End this client: its leases are released, its segments sealed."""

@@ -299,8 +299,8 @@ class ControllerCore:
                 return self._unit(body, client, now)
             case ListKeys() as body:
                 return self.ledger.listing(body.partition)
-            case Stats():
-                return self._stats(now)
+            case Stats() as body:
+                return self._stats(body, now)
             case Hello() | Bye():
                 return Ok()
             case body:
@@ -441,11 +441,13 @@ class ControllerCore:
                 self._grants.free([m.segment.segment])
         return Ok()
 
-    def _stats(self, now: float) -> Reply:
+    def _stats(self, m: Stats, now: float) -> Reply:
         units = {unit.client for unit in self._grants.units.values()}
-        clients = sum(client not in units for client in self._clients)
         return QueueStats(
-            epoch=self.ledger.epoch, partitions=self.ledger.stats(now), units=self._grants.stats(), clients=clients
+            epoch=self.ledger.epoch,
+            partitions=self.ledger.stats(now, orders=m.orders),
+            units=self._grants.stats(),
+            clients=sum(client not in units for client in self._clients),
         )
 
     # --- waiting ----------------------------------------------------------------------------------------------

@@ -115,8 +115,8 @@ class SyncQueueClient:
     def release_holder(self, holder: str, *, died: bool = True) -> None:
         self._loop.run(self.client.release_holder(holder, died=died))
 
-    def stats(self) -> QueueStats:
-        return self._loop.run(self.client.stats())
+    def stats(self, *, orders: bool = False) -> QueueStats:
+        return self._loop.run(self.client.stats(orders=orders))
 
     def close(self) -> None:
         """End this client; a second call does nothing."""

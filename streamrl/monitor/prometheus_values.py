@@ -83,7 +83,9 @@ def queue_samples(stats: QueueStats) -> dict[str, Samples]:
             (name, state): age for name, p in parts for state, age in p.oldest_age.items()
         },
         "streamrl_credits_available": {
-            (name,): max(0, p.max_groups - len(p.outstanding)) for name, p in parts if p.max_groups
+            (name,): max(0, p.max_groups - sum(n for state, n in p.depth.items() if state not in TERMINAL))
+            for name, p in parts
+            if p.max_groups
         },
         "streamrl_groups_trained_total": {(name,): p.depth.get("trained", 0) for name, p in parts},
         "streamrl_groups_dropped_total": {

@@ -284,11 +284,11 @@ class Trainer(ABC):
 
     async def _checkpoint(self) -> None:
         with self.parts.events.span("checkpoint", step=self.step):
-            stats = (await self.parts.queue.stats()).partitions[PARTITION]
+            stats = (await self.parts.queue.stats(orders=True)).partitions[PARTITION]
             state = TrainerState(
                 self.step,
                 stats.next_order,
-                sorted(stats.outstanding),
+                stats.outstanding,
                 dict(self.validations),
                 self.update.kl.state(),
             )

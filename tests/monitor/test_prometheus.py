@@ -31,7 +31,6 @@ def queue_stats(partitions: tuple[str, ...] = ("train", "val"), units: tuple[int
         redelivered=2,
         dead={"e0p1": "poison"},
         oldest_age={"ready": 1.5},
-        outstanding=list(range(14)),
         max_groups=32,
     )
     return QueueStats(

@@ -73,7 +73,6 @@ def test_groups_come_from_the_queue_and_reasons_are_classes() -> None:
         redelivered=0,
         dead={"e0p1": "poison"},
         oldest_age={},
-        outstanding=[],
     )
     stats = QueueStats(epoch=1, partitions={"train": part}, units=[], clients=0)
     assert Groups.of(stats) == Groups(trained=5, dropped={"failed": 2}, dead=1, dead_reasons={"e0p1": "poison"})

@@ -27,7 +27,6 @@ def queue_stats(step: int) -> QueueStats:
         redelivered=0,
         dead={},
         oldest_age={},
-        outstanding=[],
     )
     return QueueStats(epoch=1, partitions={"train": part, "val": part}, units=[], clients=3)
 

@@ -163,9 +163,9 @@ class Ledger:
         """The number of the last change of a group."""
         return self.partition(partition).changes.seq
 
-    def stats(self, now: float) -> dict[str, m.PartitionStats]:
-        """Depth, bytes and ages, by partition."""
-        return {name: queries.stats(p, now) for name, p in self.partitions.items()}
+    def stats(self, now: float, *, orders: bool = False) -> dict[str, m.PartitionStats]:
+        """Depth, bytes and ages, by partition; with `orders` also which groups are outstanding."""
+        return {name: queries.stats(p, now, orders=orders) for name, p in self.partitions.items()}
 
     def situation(self, partition: str, now: float) -> str:
         """One line on how things stand, for the error of somebody who waited in vain."""

@@ -130,9 +130,9 @@ def changes(p: Partition, since: int) -> Changes:
     return Changes(seq=seq, groups=groups, depth=p.depth())
 
 
-def stats(p: Partition, now: float) -> PartitionStats:
+def stats(p: Partition, now: float, *, orders: bool = False) -> PartitionStats:
     oldest = {state: next(iter(groups.values())).since for state, groups in p.by_state.items() if groups}
-    outstanding = chain.from_iterable(p.by_state[state].values() for state in OUTSTANDING)
+    outstanding = chain.from_iterable(p.by_state[state].values() for state in OUTSTANDING if orders)
     return PartitionStats(
         depth=p.depth(),
         rows=len(p.rows.ids),
@@ -142,8 +142,8 @@ def stats(p: Partition, now: float) -> PartitionStats:
         redelivered=p.redelivered,
         dead=dict(p.dead),
         oldest_age={state: now - since for state, since in oldest.items()},
-        outstanding=sorted(group.order for group in outstanding),
         max_groups=p.max_groups,
+        outstanding=sorted(group.order for group in outstanding),
         consumers=sorted(p.consumption.taken),
     )
 

@@ -438,7 +438,7 @@ class Watch(Message, tag=True):
 
 
 class Stats(Message, tag=True):
-    pass
+    orders: bool = False  # also which groups are outstanding; that takes time proportional to their number
 
 
 class SegmentRequest(Message, tag=True):
@@ -600,8 +600,8 @@ class PartitionStats(Message):
     redelivered: int
     dead: dict[str, str]  # uid -> reason
     oldest_age: dict[str, float]  # by state, seconds
-    outstanding: list[int]  # orders of the groups that are not terminal
     max_groups: int = 0
+    outstanding: list[int] = []  # orders of the groups that are not terminal, if asked for
     consumers: list[str] = []  # tasks that consumed rows (Fetch)
 
 
