@@ -8,6 +8,8 @@ Nothing is ever unpickled or imported by name; torch is imported only to make a 
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Sequence
 from itertools import chain, pairwise
@@ -20,7 +22,8 @@ from transfer_queue.errors import Corrupt
 
 _TUPLE, _BIG_INT, _ARRAY, _SCALAR, _TENSOR = 1, 2, 3, 4, 5
 
-_ARRAY_KINDS = frozenset("biufcmMUS")
+_ARRAY_KINDS = "biufcmMUS"
+_ARRAY_DTYPE = re.compile(rf"[<>|][{_ARRAY_KINDS}][0-9]{{1,9}}(\[[0-9]{{0,9}}[A-Za-z]{{1,2}}\])?")
 _PLAIN = frozenset({str, bool, float, type(None), bytes})
 _CARRIED = _PLAIN | {int, dict, list}
 _KEYS = frozenset({str, int})
@@ -88,7 +91,7 @@ def decode_objects(data: np.ndarray, offsets: np.ndarray) -> list[Any]:
     if rows > 1 and total < _LONG_VALUE * rows and int(offsets[0]) == 0:
         try:
             return _list_decoder.decode(b"\xdd" + rows.to_bytes(4, "big") + data[:total].tobytes())  # as one array
-        except (msgspec.DecodeError, RecursionError, TypeError, ValueError, OverflowError):
+        except (msgspec.DecodeError, RuntimeError, TypeError, ValueError, OverflowError):
             pass  # value by value tells which it is
     view = data.data
     return [decode_object(view[a:b]) for a, b in pairwise(offsets.tolist())]
@@ -98,7 +101,7 @@ def decode_object(data: bytes | memoryview | np.ndarray) -> Any:
     """The value again. Raises Corrupt for bytes that `encode_object` cannot have made."""
     try:
         return _decoder.decode(data.data if isinstance(data, np.ndarray) else data)
-    except (msgspec.DecodeError, RecursionError, TypeError, ValueError, OverflowError) as error:
+    except (msgspec.DecodeError, RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise Corrupt(f"an object of {len(data)} bytes cannot be decoded: {error}") from error
 
 
@@ -194,9 +197,9 @@ def _unpack(code: int, data: memoryview) -> Any:
 
 
 def _unpack_array(head: _ArrayHead) -> np.ndarray:
-    dtype = np.dtype(head.dtype)
-    if dtype.kind not in _ARRAY_KINDS:
+    if not _ARRAY_DTYPE.fullmatch(head.dtype):  # numpy would take sentences in its own language, and compile them
         raise ValueError(f"array dtype {head.dtype!r} is not allowed")
+    dtype = np.dtype(head.dtype)
     return np.frombuffer(bytearray(head.data), dtype=dtype).reshape(head.shape)
 
 
@@ -206,6 +209,8 @@ def _unpack_tensor(head: _ArrayHead) -> Any:
     import torch
 
     dtype = getattr(torch, head.dtype)
+    if min(head.shape, default=0) < 0 or math.prod(head.shape) * dtype.itemsize != len(head.data):
+        raise ValueError(f"a {head.dtype} tensor of shape {head.shape} does not lie in {len(head.data)} bytes")
     if not head.data:
         return torch.empty(head.shape, dtype=dtype)
     return torch.frombuffer(bytearray(head.data), dtype=dtype).reshape(head.shape)

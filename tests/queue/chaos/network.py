@@ -1,7 +1,7 @@
 """Connections between simulated processes and the simulated controller: they delay, repeat and break, by the seed.
 
-A connection keeps order, as a stream does, and what is on its way when it breaks is lost. A request may be handed over
-twice, as after a reconnect.
+A connection keeps order, as a stream does, and what is on its way when it breaks is lost. A request may arrive twice, one
+right after the other: later than that no connection repeats anything, and clients only what was not answered.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class SimListener:
             return
         world = self.world
         if world.random.random() < world.repeats:
-            world.loop.call_later(world.delay() * 3, self._repeated, wire, frame)
+            world.loop.call_soon(self._repeated, wire, frame)
         self._handle(wire, frame)
 
     def send(self, client: str, frame: bytes) -> bool:
