@@ -31,6 +31,7 @@ from transfer_queue.net.stream import Stream
 from transfer_queue.parking import Replies
 from transfer_queue.recovery import restore, sections
 from transfer_queue.storage.columns import Column, read_block
+from transfer_queue.storage.gather import gather
 from transfer_queue.storage.journal import Journal, MemoryJournal, read_journals
 from transfer_queue.storage.objects import decode_object, decode_objects, encode_object
 from transfer_queue.storage.segments import segment_id
@@ -403,6 +404,19 @@ def test_a_block_that_lies_is_corrupt_and_takes_no_memory() -> None:
 
     with limited(4 << 20):
         runs(once, SMALL * 2)
+
+
+def test_elements_of_no_bytes_take_no_memory_however_many_a_block_claims() -> None:
+    columns = []
+    for claimed in (2**40, 2**45):
+        offsets = np.array([0, 1, claimed], np.int64)
+        memory = np.concatenate([offsets.view(np.uint8), np.zeros(40, np.uint8)])
+        block = m.Block("f", 1, 0, 64, 2, "ragged", "<i8", (0,), 0)
+        columns.append(read_block(block, memory))
+    with limited(1 << 20):
+        assert columns[0].take([1, 0]).lengths().tolist() == [2**40 - 1, 1]
+        both = gather("f", np.array([0, 1] * 20), np.array([1, 0] * 20), dict(enumerate(columns)))
+        assert both.lengths().tolist() == [2**40 - 1, 1] * 20
 
 
 # --- bytes on sockets -----------------------------------------------------------------------------------------------

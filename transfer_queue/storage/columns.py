@@ -299,4 +299,6 @@ def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray, total: 
         cuts = zip((item * starts).tolist(), (item * (starts + lengths)).tolist(), strict=True)
         copy_slices((source[start:end] for start, end in cuts), out)
         return out
-    return np.take(values, elements(starts, lengths), axis=0, out=out, mode="clip")  # "raise" would copy once more
+    if out.nbytes:  # else its elements are none, however many a block claims
+        np.take(values, elements(starts, lengths), axis=0, out=out, mode="clip")  # "raise" would copy once more
+    return out

@@ -76,7 +76,7 @@ def _from_parts(parts: list[Column], part: np.ndarray, row: np.ndarray, empty: E
         sources = [bytes_of(column.values).data for column in parts]
         places = zip(part.tolist(), (item * starts).tolist(), (item * (starts + lengths)).tolist(), strict=True)
         copy_slices((sources[p][start:end] for p, start, end in places), out)
-    else:
+    elif out.nbytes:
         order = np.argsort(part, kind="stable")
         bounds = np.searchsorted(part[order], np.arange(len(parts) + 1)).tolist()
         for column, (a, b) in zip(parts, pairwise(bounds), strict=True):
