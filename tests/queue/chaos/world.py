@@ -40,7 +40,7 @@ from transfer_queue.storage import history
 from transfer_queue.storage.journal import Journal, frame
 from transfer_queue.storage.unit_files import UnitFiles
 
-SEGMENT, BUDGET, KEY = 64 << 10, 24 * (64 << 10), "0" * 64
+SEGMENT, BUDGET, DISK, KEY = 64 << 10, 8 * (64 << 10), 1 << 30, "0" * 64
 
 CONTROLLER = ("controller.", "snapshot.", "recovery.")
 """What the names of the controller's failpoints begin with."""
@@ -276,9 +276,10 @@ class World:
         process = self._units[number] = Process(self, f"unit-{number}")
 
         async def serve() -> None:
-            files = UnitFiles(self.directory / f"unit-{number}", number, budget=BUDGET)
+            disk = self.directory / f"disk-{number}"
+            files = UnitFiles(self.directory / f"unit-{number}", number, budget=BUDGET, spill=disk)
             process.closing.append(files.close)
-            shell = unit.Unit(files, "ipc:///simulated", SEGMENT)
+            shell = unit.Unit(files, "ipc:///simulated", SEGMENT, DISK)
             await unit._serve(shell, self.address, lambda: None, 1e9)
 
         async def main() -> None:
