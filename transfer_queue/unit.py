@@ -119,6 +119,7 @@ class Unit:
             reason = f"{self.files.directory}: {error}"
             log.error("unit %d cannot move rows: %s", self.files.unit, reason)
             return Compacted(self.files.unit, None, [], reason)
+        failpoint("unit.after_compact")
         return Compacted(self.files.unit, segment, blocks)
 
     def _spill(self, push: SpillSegments) -> Spilled:

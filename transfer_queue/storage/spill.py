@@ -10,6 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from transfer_queue.failpoints import failpoint
 from transfer_queue.storage.segments import make_file, segment_file, segment_of
 
 CHUNK = 8 << 20
@@ -41,6 +42,7 @@ class SpillDirectory:
         part = self.directory / f"{segment:016x}.part"
         try:
             _copy(source, part, end, nbytes)
+            failpoint("unit.mid_spill")
             os.rename(part, self.directory / segment_file(segment))
         except OSError:
             part.unlink(missing_ok=True)

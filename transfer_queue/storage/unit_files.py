@@ -136,6 +136,7 @@ class UnitFiles:
         nbytes = self._sizes.get(segment)
         if nbytes is not None and self.disk is not None:
             self.disk.store(self.directory / segment_file(segment), segment, min(end, nbytes), nbytes)
+            failpoint("unit.after_spill")
             self._release(segment, nbytes)
         return segment in self._spilled
 
