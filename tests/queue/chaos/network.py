@@ -1,7 +1,7 @@
 """Connections between simulated processes and the simulated controller: they delay, repeat and break, by the seed.
 
-A connection keeps order, as a stream does, and what is on its way when it breaks is lost. A request may arrive twice, one
-right after the other: later than that no connection repeats anything, and clients only what was not answered.
+A connection keeps order, as a stream does, and what is on its way when it breaks is lost. A request may arrive twice,
+one right after the other: later than that no connection repeats anything, and clients only what was not answered.
 """
 
 from __future__ import annotations

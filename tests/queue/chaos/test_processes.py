@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.queue.chaos.client_process import GROUPS, SESSIONS, TASKS, digest, final_groups, read_log
@@ -91,7 +92,8 @@ def run(directory: Path, failpoint: str, monkeypatch: pytest.MonkeyPatch, kill: 
     for name, value in arm.items():
         monkeypatch.setenv(name, value)
     environment = os.environ | arm | {"TQ_FORCE_REMOTE": str(int(failpoint == "unit.before_answer"))}
-    service = QueueService(directory / "q", storage_dir=directory, unit_budget_bytes=32 << 20, segment_bytes=64 << 10)
+    budget = 1 << 20 if "spill" in failpoint else 32 << 20
+    service = QueueService(directory / "q", storage_dir=directory, unit_budget_bytes=budget, segment_bytes=64 << 10)
     service.start()
     work = Run(directory, service, environment)
     try:
@@ -102,13 +104,14 @@ def run(directory: Path, failpoint: str, monkeypatch: pytest.MonkeyPatch, kill: 
             for i in range(GROUPS):
                 uid = f"u{i}"
                 feeder.admit("train", [GroupSpec(uid, SESSIONS, i)], {"raw_prompt": [f"what is {uid}?"]})
-            if failpoint.startswith("snapshot."):
-                make_snapshots(feeder)
+            kept = prepare(feeder, failpoint)
             if kill is not None:
                 work.until(lambda: len(read_log(work.log("writer"))) > 60)
                 kill(work)
             work.until(lambda: False)
             judge(work, feeder)
+            if kept:
+                assert all((row == 1).all() for row in feeder.get("many", kept)["x"].rows_list())
         if failpoint:
             assert os.listdir(once) == [failpoint], "nobody came to the failpoint"
     finally:
@@ -117,12 +120,24 @@ def run(directory: Path, failpoint: str, monkeypatch: pytest.MonkeyPatch, kill: 
     return work
 
 
-def make_snapshots(client: SyncQueueClient) -> None:
-    """Rows without fields, put and cleared until the controller has written three snapshots."""
-    keys = [f"row {i}" for i in range(20_000)]
-    for _ in range(14):
-        client.put("many", keys, {})
-        client.clear("many", keys)
+def prepare(client: SyncQueueClient, failpoint: str) -> list[str]:
+    """Work that brings the queue to failpoints at which a short job does not come by; the keys of rows of ones."""
+    if failpoint.startswith("snapshot."):  # rows without fields, until there are three snapshots
+        keys = [f"row {i}" for i in range(20_000)]
+        for _ in range(14):
+            client.put("many", keys, {})
+            client.clear("many", keys)
+    elif failpoint == "unit.after_compact":  # of many rows a few survive
+        keys = [f"row {i}" for i in range(300)]
+        client.put("many", keys, {"x": np.ones((300, 1000))})
+        client.clear("many", keys[10:])
+        return keys[:10]
+    elif "spill" in failpoint:  # more than there is memory for
+        keys = [f"row {i}" for i in range(60)]
+        for key in keys:
+            client.put("many", [key], {"x": np.ones((1, 60 << 10), np.uint8)})
+        return keys
+    return []
 
 
 def judge(work: Run, client: SyncQueueClient) -> None:
