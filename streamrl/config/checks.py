@@ -15,6 +15,7 @@ from agent_loop.tools.base import load_tool
 from streamrl.config import algorithm_checks, data_files, hub
 from streamrl.config.paths import defines, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
+from streamrl.config.sections.types import MIN_TEMPERATURE
 from streamrl.config.teacher_checks import teacher
 from streamrl.errors import ConfigError
 
@@ -73,6 +74,21 @@ def _lengths(config: StreamRLConfig) -> Iterator[str]:
         yield (
             f"{ROLLOUT}.max_model_len={context} is shorter than data.max_prompt_length + data.max_response_length "
             f"= {need}; raise it or shorten one of them"
+        )
+
+
+def _validation(config: StreamRLConfig) -> Iterator[str]:
+    asked, key = config.actor_rollout_ref.rollout.val_kwargs, f"{ROLLOUT}.val_kwargs"
+    if asked.temperature is None:
+        return
+    if 0 < asked.temperature < MIN_TEMPERATURE:
+        yield f"{key}.temperature={asked.temperature:g} is not allowed; it takes 0, or a number >= {MIN_TEMPERATURE:g}"
+    elif asked.do_sample and asked.temperature == 0:
+        yield f"{key}.do_sample=true with temperature=0 samples nothing; set a temperature, or do_sample=false"
+    elif asked.do_sample is False and asked.temperature > 0:
+        yield (
+            f"{key}.do_sample=false with temperature={asked.temperature:g} contradict each other; set do_sample=true "
+            "to sample at it, or temperature=0"
         )
 
 
@@ -228,8 +244,8 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
-    _batches, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _placement, _datasets, _model,
-    teacher, _code, _names, _directories, _memory,
+    _batches, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _validation, _placement,
+    _datasets, _model, teacher, _code, _names, _directories, _memory,
 )  # fmt: skip
 
 

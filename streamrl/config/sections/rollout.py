@@ -24,6 +24,41 @@ TopK = Annotated[int, Meta(ge=-1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSamplingConfig:
+    """How validation asks. Without do_sample and temperature in two passes: sampled, and greedily."""
+
+    do_sample: bool | None = None
+    """true: only sampled; false: only greedily. null: by temperature."""
+    temperature: NonNegativeFloat | None = None
+    """0: only greedily; above: only sampled, at it. null: 1.0 where it samples."""
+    top_p: OpenFraction | None = None
+    """null: rollout.top_p; so is top_k."""
+    top_k: TopK | None = None
+    n: GroupSize = 1
+    """Answers to each question, whose scores val-core/<source>/reward/mean@n is the mean of. With two passes the greedy
+    one asks once."""
+
+    @property
+    def modes(self) -> tuple[Literal["sampled", "greedy"], ...]:
+        """The passes of a validation."""
+        if self.do_sample is None and self.temperature is None:
+            return ("sampled", "greedy")
+        return ("sampled",) if (self.temperature if self.do_sample is None else self.do_sample) else ("greedy",)
+
+    def answers(self, mode: str) -> int:
+        """Of each question in a pass."""
+        return 1 if mode == "greedy" and len(self.modes) == 2 else self.n
+
+    def tag(self, mode: str) -> dict[str, float | bool]:
+        """What the pass changes in the sampling of training (agent_loop.session.session_sampling)."""
+        if mode == "greedy":
+            return {"temperature": 0.0, "greedy": True}
+        chosen = {"temperature": 1.0 if self.temperature is None else self.temperature, "greedy": False}
+        cuts = {"top_p": self.top_p, "top_k": self.top_k}
+        return chosen | {key: value for key, value in cuts.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MultiTurnConfig:
     """Budgets of a trajectory."""
 
@@ -89,4 +124,5 @@ class RolloutConfig:
     agent: AgentConfig = field(default_factory=AgentConfig)
     tools: dict[str, dict[str, Scalar]] = field(default_factory=dict)
     """Tools that agents may call: name -> keyword arguments, e.g. {"calculator": {"latency_mean": 0.3}}."""
+    val_kwargs: ValidationSamplingConfig = field(default_factory=ValidationSamplingConfig)
     sim: SimConfig = field(default_factory=SimConfig)

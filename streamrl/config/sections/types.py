@@ -12,7 +12,8 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Generators take a signed 64-bit integer."""
-Temperature = Annotated[float, Meta(ge=0.01)]
+MIN_TEMPERATURE = 0.01
+Temperature = Annotated[float, Meta(ge=MIN_TEMPERATURE)]
 """Below, logits divided by it overflow and every probability is NaN."""
 LearningRate = Annotated[float, Meta(gt=0, le=10)]
 """Above, a step is nothing but overflow."""
