@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from transfer_queue.errors import Invalid
-from transfer_queue.grants import SegmentGrants, Unit
+from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.moving import Batch, split, survivors
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.net.messages import Block, Compact, Compacted, Move, Push, Survivors
 from transfer_queue.storage.memory import PAGE
 from transfer_queue.storage.segments import unit_of
+from transfer_queue.unit_record import Unit
 
 log = logging.getLogger(__name__)
 

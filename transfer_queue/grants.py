@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.ledger.blocks import SegmentUse
@@ -25,65 +24,18 @@ from transfer_queue.net.messages import (
     Segment,
     SegmentsMade,
     Spilled,
-    SpillSegments,
-    UnitInfo,
     UnitStats,
 )
+from transfer_queue.spilling import MAX_REASON, Spilling
 from transfer_queue.storage.memory import PAGE, size_class
 from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes, unit_of
+from transfer_queue.unit_record import Entry, Unit
 
 RETRY_SECONDS = 1.0
 """Pause after a unit could not make a segment (disk full): it is asked again sooner if something is freed."""
 
-SPILL_PAUSE = 10.0
-"""Pause after a unit could not write to disk."""
-
-MAX_SPILLED = 32 << 20
-"""Bytes that are moved to disk at once, or one segment: writers wait for all of them, 0.1 to 0.3 s on a disk."""
-
 MAX_HINTED = 4
 """Segments granted at most with one commit, so that one writer does not take all that is ready."""
-
-MAX_REASON = 300
-"""Characters of a unit's error that are kept."""
-
-
-@dataclass(slots=True)
-class Unit:
-    """A storage unit. `client` is None while it is gone; its files still serve reads."""
-
-    info: UnitInfo
-    client: str | None
-    segment_bytes: int
-    budget: int
-    used: int = 0  # bytes of all its segments in the table
-    spares: deque[Segment] = field(default_factory=deque)  # of the usual size
-    large: list[Segment] = field(default_factory=list)  # made for one request
-    making: deque[tuple[int, int]] = field(default_factory=deque)  # (count, nbytes) asked and not answered
-    retry_at: float | None = None
-    error: str = ""  # why it could not make segments when it was asked last
-    moving: int = 0  # bytes of the segment to which it copies survivors
-    sealed: dict[int, None] = field(default_factory=dict)  # those in memory, in the order in which they were sealed
-    spill_budget: int = 0
-    spilled: int = 0  # bytes of its segments on disk
-    spilling: set[int] = field(default_factory=set)  # those it was asked to move there
-    spill_retry_at: float | None = None
-    spill_error: str = ""
-
-    def room(self) -> int:
-        return self.budget - self.used - self.moving - sum(count * nbytes for count, nbytes in self.making)
-
-    def made_or_making(self) -> int:
-        """Segments of the usual size that are spare, or will be."""
-        return len(self.spares) + sum(count for count, nbytes in self.making if nbytes == self.segment_bytes)
-
-
-@dataclass(slots=True)
-class _Entry:
-    segment: Segment
-    writer: str | None = None
-    spare: bool = True
-    spilled: bool = False
 
 
 class SegmentGrants:
@@ -92,7 +44,6 @@ class SegmentGrants:
     - A segment has at most one writer, and never a second one after it.
     - A unit's segments, those being made included, never exceed its budget; but for one of survivors, which soon takes
       the place of several times as much.
-    - Only a sealed segment goes to disk, the oldest first, and none of a partition that is to stay in memory.
     - A segment without live block is freed once it has been sealed, by its writer, by the writer's death or by the
       unit's restart; a segment with a live block is never freed.
     """
@@ -112,7 +63,8 @@ class SegmentGrants:
         self._use = use
         self._segment_bytes = segment_bytes
         self._spare_segments = spare_segments
-        self._table: dict[int, _Entry] = {}
+        self._table: dict[int, Entry] = {}
+        self._spilling = Spilling(push, self._table, use)
         self._written: dict[str, set[int]] = {}
         self._sealed: set[int] = set()
         self._turn = 0
@@ -165,7 +117,7 @@ class SegmentGrants:
         unit.error = m.error[:MAX_REASON]
         if m.error or len(m.segments) < count:
             unit.retry_at = now + RETRY_SECONDS
-            self._spill(unit, count * nbytes)
+            self._spilling.ask(unit, count * nbytes)
         for segment in m.segments[:count]:
             known = segment.segment in self._table or segment.segment in self._use
             if known or unit_of(segment.segment) != m.unit or segment.nbytes != nbytes:
@@ -173,7 +125,7 @@ class SegmentGrants:
                     f"unit {m.unit} made segment {segment.segment:016x} of {segment.nbytes} bytes; expected a "
                     f"new one of its own of {nbytes}"
                 )
-            self._table[segment.segment] = _Entry(segment)
+            self._table[segment.segment] = Entry(segment)
             unit.used += nbytes
             (unit.spares if nbytes == unit.segment_bytes else unit.large).append(segment)
 
@@ -182,15 +134,8 @@ class SegmentGrants:
         self.seal(client, list(self._written.get(client, ())))
         for unit in self.units.values():
             if unit.client == client:
-                unit.client = None
-                unit.making.clear()
-                unit.moving = 0
-                unit.spilling.clear()
-                unit.retry_at = unit.spill_retry_at = None
-                for segment in [*unit.spares, *unit.large]:
+                for segment in unit.leave():
                     self._forget(segment.segment)
-                unit.spares.clear()
-                unit.large.clear()
 
     # --- writers ----------------------------------------------------------------------------------------------
 
@@ -277,56 +222,18 @@ class SegmentGrants:
             raise Invalid(f"segment {segment.segment:016x} is no new one")
         self._add_sealed(segment, spilled=spilled)
 
-    def _add_sealed(self, segment: Segment, *, spilled: bool) -> None:
-        unit = self.units[segment.unit]
-        self._table[segment.segment] = _Entry(segment, spare=False, spilled=spilled)
-        self._sealed.add(segment.segment)
-        if spilled:
-            unit.spilled += segment.nbytes
-        else:
-            unit.used += segment.nbytes
-            unit.sealed[segment.segment] = None
-
-    # --- disk -------------------------------------------------------------------------------------------------
-
     def spilled(self, client: str, m: Spilled, now: float) -> None:
-        """The answer to SpillSegments: these are on disk, but for those that were freed meanwhile."""
+        """The answer to SpillSegments. Raises Invalid if there was no question."""
         unit = self.units.get(m.unit)
         if unit is None or unit.client != client or not unit.spilling:
             raise Invalid(f"unit {m.unit} was not asked to move segments to disk")
-        for segment in unit.spilling.intersection(m.segments):
-            entry = self._table.get(segment)
-            if entry is not None and not entry.spilled:
-                entry.spilled = True
-                unit.sealed.pop(segment, None)
-                unit.used -= entry.segment.nbytes
-                unit.spilled += entry.segment.nbytes
-        if m.segments:
-            unit.retry_at = None
-        unit.spilling.clear()
-        unit.spill_error = m.error[:MAX_REASON]
-        unit.spill_retry_at = now + SPILL_PAUSE if m.error else None
+        self._spilling.done(unit, m, now)
         self.changed = True
 
-    def _spill(self, unit: Unit, nbytes: int) -> bool:
-        """Ask a unit to move its oldest segments to disk, so that `nbytes` of memory come free, or some of it; whether
-        it was asked, now or before."""
-        if unit.spilling:
-            return True
-        if unit.client is None or unit.spill_retry_at is not None or nbytes <= 0:
-            return False
-        room, chosen, nbytes = unit.spill_budget - unit.spilled, [], min(nbytes, MAX_SPILLED)
-        for segment in unit.sealed:
-            size, use = self._table[segment].segment.nbytes, self._use.get(segment)
-            if size > room or nbytes <= 0:
-                break
-            if use is not None and all(table.spills for table in use.puts):
-                chosen.append((segment, use.end))
-                room, nbytes = room - size, nbytes - size
-        if chosen:
-            unit.spilling.update(segment for segment, _ in chosen)
-            self._push(unit.client, SpillSegments(segments=chosen))
-        return bool(chosen)
+    def _add_sealed(self, segment: Segment, *, spilled: bool) -> None:
+        entry = self._table[segment.segment] = Entry(segment, spare=False, spilled=spilled)
+        self.units[segment.unit].add_sealed(entry)
+        self._sealed.add(segment.segment)
 
     # --- supply -----------------------------------------------------------------------------------------------
 
@@ -348,7 +255,7 @@ class SegmentGrants:
             if count > 0:
                 self._ask(unit, count, unit.segment_bytes)
             if count < wanted:
-                self._spill(unit, (wanted - max(0, count)) * unit.segment_bytes - unit.room())
+                self._spilling.ask(unit, (wanted - max(0, count)) * unit.segment_bytes - unit.room())
 
     def next_retry(self) -> float | None:
         """When `plan` should be called again because a unit could not make segments, or move them to disk."""
@@ -385,18 +292,7 @@ class SegmentGrants:
         count: dict[int, int] = dict.fromkeys(self.units, 0)
         for segment in self._table:
             count[unit_of(segment)] += 1
-        return [
-            UnitStats(
-                unit=number,
-                alive=unit.client is not None,
-                used=unit.used,
-                budget=unit.budget,
-                segments=count[number],
-                spilled=unit.spilled,
-                spill_budget=unit.spill_budget,
-            )
-            for number, unit in sorted(self.units.items())
-        ]
+        return [unit.stats(count[number]) for number, unit in sorted(self.units.items())]
 
     def _plan_large(self, demands: list[int]) -> None:
         """One large segment per demand; those made for nobody any more are freed."""
@@ -441,7 +337,7 @@ class SegmentGrants:
         """Make room for a large segment in the first unit, by turns, that can."""
         for unit in self._by_turns():
             missing = nbytes - unit.room() - len(unit.spares) * unit.segment_bytes
-            if unit.budget >= nbytes and self._spill(unit, missing):
+            if unit.budget >= nbytes and self._spilling.ask(unit, missing):
                 return
 
     def _ask(self, unit: Unit, count: int, nbytes: int) -> None:
@@ -466,12 +362,7 @@ class SegmentGrants:
 
     def _forget(self, segment: int) -> None:
         entry = self._table.pop(segment)
-        unit = self.units[entry.segment.unit]
-        if entry.spilled:
-            unit.spilled -= entry.segment.nbytes
-        else:
-            unit.used -= entry.segment.nbytes
-            unit.sealed.pop(segment, None)
+        self.units[entry.segment.unit].remove(entry)
         if entry.writer is not None:
             mine = self._written[entry.writer]
             mine.remove(segment)

@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
-from transfer_queue import grants
+from transfer_queue import spilling
 from transfer_queue.errors import Invalid
-from transfer_queue.grants import SPILL_PAUSE, SegmentGrants
+from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger.blocks import PutTable, Segments, SegmentUse
 from transfer_queue.ledger.fieldsets import FieldSets
 from transfer_queue.net import messages as m
@@ -86,7 +86,7 @@ def test_the_oldest_segments_go_to_disk_when_there_is_no_room_for_spare_ones():
 
 
 def test_a_unit_is_asked_once_and_for_a_few_at_a_time(monkeypatch):
-    monkeypatch.setattr(grants, "MAX_SPILLED", 8 * SIZE)
+    monkeypatch.setattr(spilling, "MAX_BYTES", 8 * SIZE)
     world = World(budget=30)
     segments = world.fill(30)
     world.plan(waiting=25)
@@ -127,8 +127,8 @@ def test_after_an_error_a_unit_is_left_alone_for_a_while():
     world.spilled([], "/disk: No space left on device")
     assert world.spilling() == []
     assert world.grants.spill_errors() == {0: "/disk: No space left on device"}
-    assert world.grants.next_retry() == SPILL_PAUSE
-    world.plan(now=SPILL_PAUSE)
+    assert world.grants.next_retry() == spilling.PAUSE
+    world.plan(now=spilling.PAUSE)
     assert world.spilling() == segments[:1]
     assert world.grants.next_retry() is None
 
