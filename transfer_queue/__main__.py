@@ -9,8 +9,8 @@
     doctor                    listeners, room, versions, leftovers of dead runs, and what to do about them
     failpoints                where a process can be made to die, for tests of what that does
 
--q DIRECTORY says which queue; else it is the one that TQ_ADDRESS or TQ_DIRECTORY names. Exit status: 0; 2 for an error, which is
-one line; `doctor` 1 if there is something to do.
+-q DIRECTORY says which queue; else it is the one that TQ_ADDRESS or TQ_DIRECTORY names. Exit status: 0; 2 for an error,
+which is one line; `doctor` 1 if there is something to do.
 """
 
 from __future__ import annotations

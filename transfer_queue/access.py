@@ -20,7 +20,7 @@ from transfer_queue.processes import boot_id
 from transfer_queue.storage.arena import Extent, ReadArena, Target, verify, within
 from transfer_queue.storage.idle import note_use
 from transfer_queue.storage.memory import ResultPool
-from transfer_queue.storage.segments import FileCache, Mapping, OpenFile, pin_segment, unit_of
+from transfer_queue.storage.segments import FileCache, Mapping, OpenFile, incarnation_of, pin_segment, unit_of
 
 MAP_AT_ONCE = 16 << 20
 """Bytes up to which a segment is mapped when it comes for the first time. A larger one is written through its file, as
@@ -53,8 +53,10 @@ class UnitAccess:
                 if old is not None:
                     old.close()
 
-    def knows(self, unit: int) -> bool:
-        return unit in self._units
+    def knows(self, segment: int) -> bool:
+        """Whether it is known where the unit that made it is: another incarnation may be in another place."""
+        info = self._units.get(unit_of(segment))
+        return info is not None and info.incarnation == incarnation_of(segment)
 
     def open_for_write(self, segment: Segment) -> Target:
         """Where to write a granted segment; None if only over the wire. Raises SegmentGone."""

@@ -325,8 +325,8 @@ class QueueClient(RowVerbs):
         return extents
 
     async def _use(self, arena: WriteArena, segments: Sequence[Any]) -> None:
-        """Add grants, after asking where their unit is if it is new to us."""
-        if any(not self._access.knows(segment.unit) for segment in segments):
+        """Add grants, after asking where their unit is if it is new to us, or was started anew."""
+        if any(not self._access.knows(segment.segment) for segment in segments):
             self._access.learn((await self._transport.greet()).units)
         arena.add(segments)
 

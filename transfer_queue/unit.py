@@ -52,7 +52,7 @@ class Unit:
         self.files = files
         self._segment_bytes = segment_bytes
         spill = "" if files.disk is None else str(files.disk.directory)
-        self.info = UnitInfo(files.unit, str(files.directory), endpoint, files.nonce, spill)
+        self.info = UnitInfo(files.unit, str(files.directory), endpoint, files.nonce, spill, files.incarnation)
         self._spill_budget = spill_budget if spill else 0
         self._pushes: asyncio.Queue[tuple[int, Push]] = asyncio.Queue()
         self._registrations = 0  # orders that came before the last one, or were sent before it, are void

@@ -47,6 +47,16 @@ def test_an_id_is_never_used_twice_even_after_restarts(tmp_path):
     assert len(set(seen)) == len(seen)
 
 
+def test_an_id_is_not_used_again_after_its_directory_was_lost(tmp_path):
+    """A reader that was told where rows lay before must not take others for them, damaged."""
+    seen: list[int] = []
+    for _ in range(3):
+        files = UnitFiles(tmp_path / "u", 0, budget=64 * SIZE)
+        seen += ids(files.make(2, SIZE))
+        files.close(remove=True)
+    assert len(set(seen)) == len(seen)
+
+
 def test_a_freed_segment_comes_back_under_a_new_id_and_the_old_one_is_gone(files):
     (old,) = files.make(1, SIZE)
     mapping = map_segment(str(files.directory), old.segment)

@@ -69,6 +69,7 @@ class UnitInfo(Message):
     endpoint: str
     nonce: str  # a client that can read `directory/nonce` with this content is on the same node
     spill: str = ""  # the directory of the segments that are on disk; "" if there is none
+    incarnation: int = 0  # of the unit; its segments have it in their ids
 
 
 class Segment(Message, array_like=True):

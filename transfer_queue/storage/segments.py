@@ -56,6 +56,11 @@ def unit_of(segment: int) -> int:
     return segment >> UNIT_SHIFT
 
 
+def incarnation_of(segment: int) -> int:
+    """The incarnation in which the unit made it."""
+    return segment >> INCARNATION_SHIFT & (1 << UNIT_SHIFT - INCARNATION_SHIFT) - 1
+
+
 def segment_file(segment: int) -> str:
     """The file name of a segment. Raises Invalid for an id that is none, so no path is ever made of foreign text."""
     if not 0 <= segment < 1 << 63:

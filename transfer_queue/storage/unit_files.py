@@ -1,7 +1,8 @@
 """A storage unit's directory: the segment files in it, made, freed and reused.
 
 lock          held by the living unit (flock)
-incarnation   how often a unit was started here: part of each segment id, so that no id comes twice
+incarnation   grows whenever a unit is started here, from a random number on: part of each segment id, so that none
+              comes twice, even if this directory is lost
 nonce         begins with the boot id: a client that can read it and has that boot id is on the same node, and maps
               segments instead of asking for bytes
 *.seg         segments, by id
@@ -258,7 +259,7 @@ class UnitFiles:
 
     def _next_incarnation(self) -> int:
         path = self.directory / "incarnation"
-        number = _read_number(path) + 1 if path.exists() else 0
+        number = _read_number(path) + 1 if path.exists() else first_incarnation()
         replace_file(path, str(number))
         return number
 
@@ -267,6 +268,11 @@ class UnitFiles:
         if not path.exists() or not path.read_text(errors="replace").startswith(boot):
             replace_file(path, f"{boot}:{secrets.token_hex(16)}")
         return path.read_text()
+
+
+def first_incarnation() -> int:
+    """In half of the range, so that a million restarts are left."""
+    return secrets.randbelow(1 << 20)
 
 
 def _read_number(path: Path) -> int:

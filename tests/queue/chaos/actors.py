@@ -15,8 +15,9 @@ import numpy as np
 from tests.queue.chaos.record import LATE, Attempt, ClientRecord, digest
 from tests.queue.chaos.world import Process, World
 from transfer_queue.client import QueueClient
-from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound, QueueFull
+from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound, QueueFull, SegmentGone
 from transfer_queue.keys import row_key
+from transfer_queue.ledger.groups import PROMPT_LOST
 from transfer_queue.net.messages import Group, GroupSpec, Leased, SessionClose, TaskSpec, Token
 
 TRAIN, PLAIN = "train", "plain"
@@ -59,23 +60,26 @@ class Job:
     async def feeder(self, process: Process) -> None:
         client = await process.connect()
         await client.open_partition(TRAIN, tasks=TASKS, max_groups=6)
-        left = [uid for uid in self.sizes if uid not in self.record.groups]
-        while left:
-            some, left = left[:2], left[2:]
+        while not self.finished():
+            some = await self._to_admit(client)
+            if not some:
+                await asyncio.sleep(2.0)
+                continue
             specs = [GroupSpec(uid, self.sizes[uid], int(uid[1:])) for uid in some]
             prompts = [f"what is {uid}?" for uid in some]
             images = [np.frombuffer(uid.encode() * 40, np.uint8) for uid in some]
             for uid, prompt, image in zip(some, prompts, images, strict=True):
                 self.record.prompts[uid] = digest(prompt, image)
-            while True:
-                try:
-                    await client.admit(TRAIN, specs, {"raw_prompt": prompts, "image": images}, wait=20.0)
-                    break
-                except (QueueFull, DeadlineExceeded):
-                    continue
-            for uid in some:
-                self.record.groups[uid] = self.sizes[uid]
+            with contextlib.suppress(QueueFull, DeadlineExceeded):
+                await client.admit(TRAIN, specs, {"raw_prompt": prompts, "image": images}, wait=2.0)
+                self.record.groups |= {uid: self.sizes[uid] for uid in some}
         await client.close()
+
+    async def _to_admit(self, client: QueueClient) -> list[str]:
+        """Prompts that were lost with a unit, else the next ones."""
+        groups = (await client.watch(TRAIN, -1)).groups
+        lost = [group.uid for group in groups if (group.state, group.reason) == ("pending", PROMPT_LOST)]
+        return (lost or [uid for uid in self.sizes if uid not in self.record.groups])[:2]
 
     # --- generators ----------------------------------------------------------------------------------------------
 
@@ -151,12 +155,25 @@ class Job:
             self.record.granted(leased.token)
             uids = [group.uid for group in leased.groups]
             self.record.delivered(uids)
-            for group in leased.groups:
-                await self._check(client, group)
+            try:
+                for group in leased.groups:
+                    await self._check(client, group)
+            except (NotFound, SegmentGone):
+                assert self.world.losses, "rows of a leased group are gone"
+                with contextlib.suppress(Fenced):
+                    await client.nack(TRAIN, leased.token, uids, reason="rows lost")
+                return 0
             if self.random.random() < 0.1:
                 await client.nack(TRAIN, leased.token, uids, reason="another time")
                 return 0
-            await client.ack(TRAIN, leased.token, uids, step=step)
+            try:
+                await client.ack(TRAIN, leased.token, uids, step=step)
+            except Fenced:
+                if not self.world.losses:
+                    raise
+                with contextlib.suppress(Fenced):  # of those whose rows are still there
+                    await client.nack(TRAIN, leased.token, uids, reason="rows lost")
+                return 0
             self.record.trained(step, uids)
             self.version = step
         if leased is None or self.random.random() < 0.4:
@@ -224,6 +241,7 @@ class Job:
                 found = digest(got["v"].rows_list()[0])
                 assert located.tags[0]["digest"] == found, f"I10: {key} has the tags of another write"
             allowed = self.record.register(key).allowed(self.world.loop.time())
+            allowed |= {None} if self.world.losses else set()
             assert found in allowed, f"{key}: {'lost' if found is None else 'other bytes'}; allowed {allowed}"
             self.record.reads += 1
 

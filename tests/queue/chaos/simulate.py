@@ -6,7 +6,7 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.queue.chaos.actors import PLAIN, TRAIN, Job
@@ -41,6 +41,7 @@ class Outcome:
     reads: int
     seconds: float
     trace: list[tuple]
+    losses: int
 
 
 def faults_of(seed: int) -> Faults:
@@ -55,19 +56,20 @@ def faults_of(seed: int) -> Faults:
     )  # fmt: skip
 
 
-def simulate(seed: int, *, groups: int = 10, keys: int = 6, rounds: int = 25) -> Outcome:
-    """Raises what went wrong, with the seed."""
+def simulate(seed: int, *, groups: int = 10, keys: int = 6, rounds: int = 25, lose_every: float = 0.0) -> Outcome:
+    """Raises what went wrong, with the seed. `lose_every`: see Faults; what was lost so is generated again."""
     home = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="tq-sim-", dir=home) as directory:
         loop = SeededLoop(seed, disorder=(seed % 3) / 2, until=3 * PATIENCE, steps=2_000_000)
-        world = World(loop, Path(directory), faults_of(seed))
+        world = World(loop, Path(directory), replace(faults_of(seed), lose_every=lose_every))
         with world.patched():
             try:
                 return run_seeded(loop, _run(world, seed, Job(world, groups=groups, keys=keys, rounds=rounds)))
             except Exception as error:
                 tail = "\n".join(map(str, world.trace[-60:]))
                 message = (
-                    f"last events:\n{tail}\nseed {seed}: {type(error).__name__}: {error}\nsimulate({seed}) replays it"
+                    f"last events:\n{tail}\nseed {seed}: {type(error).__name__}: {error}\n"
+                    f"simulate({seed}, lose_every={lose_every}) replays it"
                 )
                 raise AssertionError(message) from error
 
@@ -97,7 +99,7 @@ async def _from_start_to_end(world: World, seed: int, job: Job) -> Outcome:
     record = job.record
     return Outcome(
         seed, world.fired, world.deaths, world.checker.lives, world.checker.records, record.reads, world.loop.time(),
-        world.trace,
+        world.trace, world.losses,
     )  # fmt: skip
 
 

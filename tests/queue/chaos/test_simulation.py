@@ -22,6 +22,11 @@ def test_whatever_dies_nothing_is_lost_done_twice_or_corrupt() -> None:
     assert sum(outcome.deaths["unit"] for outcome in outcomes) >= 10
 
 
+def test_what_is_lost_with_a_storage_unit_is_generated_again_and_what_was_trained_stays_so() -> None:
+    outcomes = [simulate(seed, lose_every=6.0) for seed in range(10)]
+    assert sum(outcome.losses for outcome in outcomes) >= 20
+
+
 def test_a_seed_gives_the_same_run_again() -> None:
     first, second = (simulate(12) for _ in range(2))
     assert first.trace == second.trace
@@ -36,6 +41,13 @@ def test_whatever_dies_in_500_runs_nothing_is_lost_done_twice_or_corrupt(capsys)
     with capsys.disabled():
         print(summary(outcomes, fired))  # noqa: T201
     assert sorted(set(FAILPOINTS) - NOT_HERE - set(fired)) == [], "nobody has died there"
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(3600)
+def test_what_is_lost_with_a_storage_unit_is_generated_again_in_200_runs() -> None:
+    outcomes = [simulate(seed, lose_every=6.0) for seed in range(FIRST, FIRST + 200)]
+    assert sum(outcome.losses for outcome in outcomes) >= 400
 
 
 def summary(outcomes: list[Outcome], fired: Counter[str]) -> str:

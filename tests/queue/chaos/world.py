@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,16 +28,16 @@ from unittest import mock
 from tests.queue.chaos.invariants import Checker
 from tests.queue.chaos.loop import SeededLoop
 from tests.queue.chaos.network import SimLink, SimListener
-from transfer_queue import async_client, controller, unit
+from transfer_queue import access, async_client, controller, unit
 from transfer_queue.client import QueueClient
 from transfer_queue.controller import ControllerServer
 from transfer_queue.controller_core import ControllerCore
-from transfer_queue.errors import QueueError
+from transfer_queue.errors import QueueError, SegmentGone
 from transfer_queue.failpoints import hooked
 from transfer_queue.net import transport
 from transfer_queue.net.messages import VERSION, Hello, Record
 from transfer_queue.net.transport import SocketTransport
-from transfer_queue.storage import history
+from transfer_queue.storage import history, unit_files
 from transfer_queue.storage.journal import Journal, frame
 from transfer_queue.storage.unit_files import UnitFiles
 
@@ -57,6 +58,7 @@ class Faults:
     planned: list[tuple[str, int]] = field(default_factory=list)
     kill_every: float = 0.0  # seconds between deaths at any moment, on average; 0: none
     break_every: float = 0.0  # seconds between connections lost
+    lose_every: float = 0.0  # seconds between storage units that die and lose all they had
     repeats: float = 0.02  # part of the requests that arrive twice
     delay: float = 0.002  # seconds on the way, on average
 
@@ -109,6 +111,23 @@ class SimTransport(SocketTransport):
         return Hello(VERSION, self._address["run"], self._key, self.name, 0, "simulated")
 
 
+class _Elsewhere:
+    """The bulk connection to a unit whose directory is gone: once it is started anew, it knows no old segment."""
+
+    def __init__(self, endpoint: str, key: str, *, name: str) -> None:
+        pass
+
+    async def read(self, segment: int, offset: int, nbytes: int) -> Any:
+        await asyncio.sleep(1.0)
+        raise SegmentGone(f"segment {segment:016x} was lost")
+
+    async def write(self, segment: int, offset: int, data: Any) -> None:
+        await self.read(segment, offset, len(data))
+
+    def close(self) -> None:
+        pass
+
+
 class _Clock:
     def __init__(self, loop: SeededLoop) -> None:
         self.monotonic = loop.time
@@ -126,6 +145,7 @@ class World:
         self.trace: list[tuple[Any, ...]] = []
         self.fired: Counter[str] = Counter()
         self.deaths: Counter[str] = Counter()
+        self.losses = 0
         self.quiet = False  # no more faults
         self.over = False  # nothing is started any more
         self._passed: Counter[str] = Counter()
@@ -153,7 +173,7 @@ class World:
             self.checker.recorded(record)
 
         def listener_at(endpoint: str, key: str) -> Callable[..., SimListener]:
-            return functools.partial(SimListener, self)
+            return partial(SimListener, self)
 
         with contextlib.ExitStack() as stack:
             for patch in (
@@ -162,6 +182,8 @@ class World:
                 mock.patch.object(async_client, "SocketTransport", SimTransport),
                 mock.patch.object(unit, "SocketTransport", SimTransport),
                 mock.patch.object(transport, "check_endpoint"),
+                mock.patch.object(access, "BulkClient", _Elsewhere),
+                mock.patch.object(unit_files, "first_incarnation", partial(self.random.randrange, 1 << 20)),
                 mock.patch.object(history, "TAIL", 0.004),
                 mock.patch.object(Journal, "append", watched_append),
                 mock.patch.object(os, "fsync"),
@@ -178,6 +200,8 @@ class World:
             self._later(self.faults.kill_every, self._kill_somebody)
         if self.faults.break_every:
             self._later(self.faults.break_every, self._break_something)
+        if self.faults.lose_every:
+            self._later(self.faults.lose_every, self._lose_a_unit)
 
     def spawn(self, name: str, program: Callable[[Process], Coroutine[Any, Any, None]], *, again: bool = True) -> None:
         """Run a client process; started again whenever it was killed."""
@@ -344,6 +368,18 @@ class World:
         if links:
             self.random.choice(links).break_off()
         self._later(self.faults.break_every, self._break_something)
+
+    def _lose_a_unit(self) -> None:
+        if self.quiet:
+            return
+        number, process = self.random.choice(list(self._units.items()))
+        if not process.dead:
+            self.losses += 1
+            self.note("loses its disk", process.name)
+            self._kill_process(process)
+            for home in (f"unit-{number}", f"disk-{number}"):
+                shutil.rmtree(self.directory / home, ignore_errors=True)
+        self._later(self.faults.lose_every, self._lose_a_unit)
 
     def _later(self, every: float, act: Callable[[], None]) -> None:
         self.loop.call_later(self.random.expovariate(1 / every), act)
