@@ -1,6 +1,6 @@
 """The command line: `streamrl train key=value ...`.
 
-A mistake of the user ends in one or two lines on stderr and exit status 2, before anything was started. Nothing here
+A mistake of the user ends in a line on stderr and exit status 2, before anything was started. Nothing here
 imports torch or Ray: the run itself does (streamrl.runtime.launch), once the configuration and the data are known good.
 """
 
@@ -19,6 +19,7 @@ from yaml import YAMLError
 
 from streamrl import __version__
 from streamrl.config import StreamRLConfig, check_ports, load_config, to_yaml
+from streamrl.config.verl_keys import VERL_ENTRY
 from streamrl.errors import ConfigError, UserError, one_line
 from streamrl.runtime.interrupts import INTERRUPTS
 
@@ -49,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("train", help="run a training job", add_help=False)
     commands.add_parser("config", help="the reference of all keys; a verl script translated", add_help=False)
     commands.add_parser("runs", help="list runs and the memory they hold, free it", add_help=False)
+    commands.add_parser("export", help="a checkpoint as a model directory that transformers opens", add_help=False)
     chosen = parser.parse_args(arguments[:1] or ["--help"])
-    return {"train": train, "config": configuration, "runs": runs}[chosen.command](arguments[1:])
+    verbs = {"train": train, "config": configuration, "runs": runs, "export": export}
+    return verbs[chosen.command](arguments[1:])
 
 
 def runs(argv: Sequence[str]) -> int:
@@ -58,6 +61,13 @@ def runs(argv: Sequence[str]) -> int:
     from streamrl.runtime.runs import main as list_runs
 
     return list_runs(argv)
+
+
+def export(argv: Sequence[str]) -> int:
+    """`streamrl export`."""
+    from streamrl.runtime.export import main as export_checkpoint
+
+    return export_checkpoint(argv)
 
 
 def configuration(argv: Sequence[str]) -> int:
@@ -87,8 +97,7 @@ def _from_verl(file: str) -> int:
         if translation.problems:
             raise ConfigError(*translation.problems)
     except UserError as error:
-        for problem in error.problems if isinstance(error, ConfigError) else (str(error),):
-            print(f"error: {one_line(problem)}", file=sys.stderr)
+        _show(error)
         return USAGE_ERROR
     if translation.inert:
         print(f"note: left out, without effect here: {', '.join(translation.inert)}", file=sys.stderr)
@@ -104,12 +113,13 @@ def train(argv: Sequence[str]) -> int:
     """`streamrl train`, and `python -m streamrl.main`."""
     from streamrl.runtime.preflight import check_machine
 
-    options = _train_parser().parse_intermixed_args(argv)
+    options = _train_parser().parse_intermixed_args([argument for argument in argv if argument not in VERL_ENTRY])
     try:
         with reading():
-            config = _checked(_fetched(options), options.config_dir)
+            config = _checked(_fetched(options), options.config_dir, like_verl=options.verl)
         if options.dry_run:
-            print(to_yaml(config), end="")
+            print(to_yaml(config), end="", flush=True)
+            print("ok: configuration and data can be used; nothing was started (--dry-run)", file=sys.stderr)
             return 0
         check_ports(config)
         check_machine(config)
@@ -164,17 +174,21 @@ def _train_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="configuration, in Hydra's grammar")
     parser.add_argument("--dry-run", action="store_true", help="check all, print the resolved configuration")
+    parser.add_argument("--verl", action="store_true", help="name the defaults that are others in verl")
     parser.add_argument("--config-dir", "-cd", metavar="DIR", help="also look for experiment/<name>.yaml here")
     return parser
 
 
-def _checked(overrides: Sequence[str], config_dir: str | None) -> StreamRLConfig:
+def _checked(overrides: Sequence[str], config_dir: str | None, *, like_verl: bool) -> StreamRLConfig:
     """The configuration, whole and with its data read once: whatever is wrong shows here."""
     from streamrl.data import train_dataset, training_steps, val_dataset
 
     loaded = load_config(overrides, config_dir)
     if loaded.inert:
         print(f"note: without effect here, kept for verl's sake: {', '.join(loaded.inert)}", file=sys.stderr)
+    if like_verl and loaded.unlike_verl:
+        listed = ", ".join(loaded.unlike_verl)
+        print(f"note: not given, and verl's default is another: {listed}; give those that you want", file=sys.stderr)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     config = loaded.config
@@ -209,9 +223,5 @@ def _launch(config: StreamRLConfig) -> int:
 
 
 def _show(error: UserError) -> None:
-    problems = error.problems if isinstance(error, ConfigError) else (str(error),)
-    print(f"error: {one_line(problems[0])}", file=sys.stderr)
-    if len(problems) > 1:
-        more = "; ".join(one_line(problem).split(";")[0] for problem in problems[1:3])
-        rest = f"; {len(problems) - 3} more" if len(problems) > 3 else ""
-        print(f"       and: {more}{rest}", file=sys.stderr)
+    for problem in error.problems if isinstance(error, ConfigError) else (str(error),):
+        print(f"error: {one_line(problem)}", file=sys.stderr)

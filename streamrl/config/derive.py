@@ -149,6 +149,8 @@ def _trainer(trainer: TrainerConfig) -> TrainerConfig:
         runs_dir=str(Path(trainer.runs_dir).expanduser().absolute()),
         resume_from_path=_existing(trainer.resume_from_path) if trainer.resume_from_path else None,
         replay=_existing(trainer.replay) if trainer.replay else None,
+        rollout_data_dir=None if trainer.replay else _absolute(trainer.rollout_data_dir),  # recorded rows have no texts
+        validation_data_dir=_absolute(trainer.validation_data_dir),
         val_before_train=trainer.val_before_train and not trainer.replay,
         test_freq=-1 if trainer.replay else trainer.test_freq,
     )
@@ -166,6 +168,10 @@ def _code(name: str) -> str:
     """A registered name as it is; of `path.py:Name` the path absolute."""
     custom = split_file_object(name)
     return f"{_existing(custom[0])}:{custom[1]}" if custom else name
+
+
+def _absolute(path: str | None) -> str | None:
+    return str(Path(path).expanduser().absolute()) if path else None
 
 
 def _existing(path: str) -> str:

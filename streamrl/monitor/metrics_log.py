@@ -1,5 +1,7 @@
 """`metrics.jsonl`: one JSON object per training step, {"step": k, "<metric>": number, ...}. Names: registry.py.
 
+A validation is a line of its own, {"step": k, "validation": "during", "val-core/...": number, ...}.
+
 A run that resumes from the checkpoint of step k cuts the lines after k, and writes those steps again: the file holds
 each step once, in order, as the weights went through it. (The event log keeps the abandoned ones.) A number that is
 not finite is written as null, and read back as nan.
@@ -24,11 +26,24 @@ logger = logging.getLogger(__name__)
 FILE = "metrics.jsonl"
 
 
+VALIDATION = "validation"
+"""What a line of a validation has beside its numbers: before, during or after."""
+
+
 def read_metrics(run_dir: Path | str) -> Iterator[dict[str, Any]]:
-    """The whole lines of a run's metrics, in the order of the file; a torn last line is left out.
+    """The lines of a run's training steps, in the order of the file; a torn last line is left out.
 
     Raises DamagedFileError for a damaged line in the middle.
     """
+    return (record for record in _read(run_dir) if VALIDATION not in record)
+
+
+def read_validations(run_dir: Path | str) -> Iterator[dict[str, Any]]:
+    """The lines of its validations, likewise."""
+    return (record for record in _read(run_dir) if VALIDATION in record)
+
+
+def _read(run_dir: Path | str) -> Iterator[dict[str, Any]]:
     path = Path(run_dir) / FILE
     if path.exists():
         yield from (record for record, _ in _records(path))
@@ -62,8 +77,14 @@ class MetricsLog:
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """One step, as one append. Raises OSError for a full disk."""
-        line = self._encoder.encode({"step": step, **metrics}) + b"\n"
-        append_line(self._fd, line, self.path)
+        self._append({"step": step, **metrics})
+
+    def write_validation(self, step: int, label: str, metrics: Mapping[str, Any]) -> None:
+        """A validation with the weights of `step`, likewise."""
+        self._append({"step": step, VALIDATION: label, **metrics})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        append_line(self._fd, self._encoder.encode(record) + b"\n", self.path)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -78,8 +99,15 @@ class MetricsLog:
 
     def _cut(self, resume_step: int) -> None:
         lines = list(_records(self.path))
-        kept = b"".join(line for record, line in lines if record["step"] <= resume_step)
+        kept = b"".join(line for record, line in lines if _stays(record, resume_step))
         if len(kept) < self.path.stat().st_size:
             replace_file(self.path, kept)
-            abandoned = sum(record["step"] > resume_step for record, _ in lines)
+            abandoned = sum(not _stays(record, resume_step) for record, _ in lines)
             logger.info("%s: %d lines after step %d were cut; those steps run again", self.path, abandoned, resume_step)
+
+
+def _stays(record: dict[str, Any], resume_step: int) -> bool:
+    """Whether a run that goes on after `resume_step` does not do this again."""
+    if record.get(VALIDATION) == "after":
+        return False
+    return record["step"] <= resume_step and not (VALIDATION in record and resume_step == 0)

@@ -29,6 +29,12 @@ EMA = 0.9
 LONGEST_WHY = 100
 """Characters shown of the reason for which a group failed."""
 
+LONGEST_NOTE = 1200
+"""Characters shown of a note, and of what was asked and answered in a sample."""
+
+PRINTED = ("note", "sample")
+"""States whose lines are also printed above the panel of a terminal."""
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 ENDED = ("finished", "interrupted", "failed")
@@ -50,6 +56,8 @@ class RunView:
         self.restarts: dict[str, int] = {}
         self.left: dict[str, tuple[int, str]] = {}
         """Groups that left untrained: how many by kind of reason (stale, failed, dead, ...), and the last one's why."""
+        self.part = ""
+        """While starting: what came up last, and when."""
         self.last_event = 0.0
         self._open: dict[str, float] = {}  # the trainer's spans under way, by name
         self._finished: deque[tuple[float, dict[str, Any]]] = deque(maxlen=RECENT_STEPS + 1)
@@ -103,11 +111,24 @@ class RunView:
             return f"validation {_clean(event.value)}, step {_clean(event.fields.get('step', '?'))}: {shown}"
         if event.name == "dropped":
             self._group_left(str(event.value), str(event.fields.get("reason", "")))
+        if event.name == "note":
+            return f"note: {_clean(event.value, LONGEST_NOTE)}"
+        if event.name == "sample":
+            return self._sample(event)
+        if event.name == "part":
+            self.part = f"{_clean(event.value)} after {_clean(event.fields.get('seconds', '?'))} s"
+            return f"starting: {self.part}"
         if event.name == "restart":
             role = _clean(event.fields.get("role", "process"))
             self.restarts[role] = self.restarts.get(role, 0) + 1
             return f"restarted {role}: {_clean(event.value)}"
         return None
+
+    def _sample(self, event: Event) -> str:
+        fields = event.fields
+        question, answer = (_clean(fields.get(name, ""), LONGEST_NOTE) for name in ("input", "output"))
+        head = f"validation sample, step {_clean(fields.get('step', '?'))}, {_clean(event.value)}"
+        return f"{head}: score {_clean(fields.get('score', '?'))}\n  asked    {question}\n  answered {answer}"
 
     def _group_left(self, state: str, reason: str) -> None:
         kind, _, why = ("dead", "", reason) if state == "dead" else reason.partition(":")
@@ -249,7 +270,7 @@ def render(view: RunView, now: float) -> RenderableType:
     for name, value in view.validation.items():
         grid.add_row("validation", Text(f"{_clean(name)} {value:.3f}"))
     silent = now - view.last_event
-    note = view.under_way(now)
+    note = view.under_way(now) or (view.part if view.status == "starting" else "")
     if note:
         grid.add_row("now", Text(note))
     if silent > 10 and not view.ended and view.last_event:
@@ -262,6 +283,6 @@ def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in fields.items() if isinstance(v, (int, float)) and math.isfinite(v)}
 
 
-def _clean(value: object) -> str:
+def _clean(value: object, longest: int = 200) -> str:
     """Text from a log, without control characters, short enough for a line."""
-    return "".join(c if c.isprintable() else " " for c in str(value))[:200]
+    return "".join(c if c.isprintable() else " " for c in str(value))[:longest]

@@ -132,6 +132,11 @@ TABLE: tuple[EventSpec, ...] = (
         ("step",),
         "Validation ended; `value` is before, during or after, the fields are val-core/* and val-aux/* numbers.",
     ),
+    EventSpec("state", "note", "trainer", (), "Something worth a line on the screen."),
+    EventSpec(
+        "state", "sample", "trainer", ("step", "input", "output", "score"), "An answer of a validation, cut; its mode."
+    ),
+    EventSpec("state", "part", "trainer", ("seconds",), "While starting: what is there now, after how long."),
     EventSpec("state", "restart", "any", ("role",), "A process was started again; `value` says which and why."),
     EventSpec("state", "dropped", "trainer", ("uid", "reason"), "A prompt group was dropped; `value`: in which state."),
 )

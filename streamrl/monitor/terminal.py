@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from streamrl.monitor.events import EventTail
-from streamrl.monitor.run_view import RunView, render
+from streamrl.monitor.run_view import PRINTED, RunView, render
 
 DRAW_SECONDS = 0.25
 
@@ -98,7 +98,7 @@ class TerminalView:
         """Take in what is new, and draw it or print its lines."""
         for event in self._tail.poll():
             line = self.view.feed(event)
-            if line and self._screen is None:
+            if line and (self._screen is None or event.name in PRINTED):
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self._screen is not None:
             self._screen.update(render(self.view, self._wall()), refresh=True)

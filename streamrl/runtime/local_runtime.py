@@ -146,4 +146,5 @@ def _sim_actor(config: StreamRLConfig, client: QueueClient) -> ClassWithInitArgs
 
     times = config.actor_rollout_ref.actor.sim
     timing = SimTiming(per_step=times.step_seconds, per_token=times.token_seconds, publish=times.publish_seconds)
-    return ClassWithInitArgs(SimActorWorker, timing, queue=client)
+    model = config.actor_rollout_ref.model
+    return ClassWithInitArgs(SimActorWorker, timing, queue=client, tokenizer_path=model.tokenizer_path or model.path)

@@ -201,7 +201,14 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
+ONLY_KEPT = (
+    "resume_mode", "resume_from_path", "rollout_data_dir", "validation_data_dir", "log_val_generations",
+    "max_actor_ckpt_to_keep",
+)  # fmt: skip
+"""Of `trainer`: what says how to resume, or what to keep and show; nothing that is computed."""
+
+
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
     """Without what may differ between a run and its resume."""
-    trainer = {k: v for k, v in config["trainer"].items() if k not in ("resume_mode", "resume_from_path")}
+    trainer = {k: v for k, v in config["trainer"].items() if k not in ONLY_KEPT}
     return {**config, "monitor": None, "trainer": trainer}

@@ -56,11 +56,14 @@ class _Manifest(msgspec.Struct):
 
 
 class CheckpointStore:
-    """The checkpoints of one run, newest last. `keep` >= 1 of them stay."""
+    """The checkpoints of one run, newest last. `keep` >= 1 of them stay, None: all. A resume goes on from the newest,
+    so what was acked up to it is final whatever older ones stay."""
 
-    def __init__(self, directory: Path, *, keep: int = 1) -> None:
+    def __init__(self, directory: Path, *, keep: int | None = 1) -> None:
         self.directory = directory
         self._keep = keep
+        self.removed: list[int] = []
+        """Steps whose checkpoints the last `save` removed."""
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, ascending."""
@@ -92,9 +95,10 @@ class CheckpointStore:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         steps = self.steps()
-        for step in steps[: -self._keep]:
+        self.removed = steps[: -self._keep] if self._keep else []
+        for step in self.removed:
             shutil.rmtree(self.path(step))
-        return steps[-self._keep :][0]
+        return steps[-1]
 
     def load(self, step: int) -> TrainerState:
         """The trainer's part, once every file is known to be there, listed and unchanged. Raises CheckpointError."""

@@ -29,6 +29,7 @@ from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
+from streamrl.trainer.samples import Samples
 from streamrl.trainer.scores import score_metrics
 from streamrl.trainer.selection import Selection, oldest_version
 from streamrl.trainer.update import Update
@@ -70,9 +71,10 @@ class Trainer(ABC):
         self.validations: dict[str, dict[str, float]] = {}
         self.groups_per_step = config.data.train_batch_size
         self.mini_batch = min(config.actor_rollout_ref.actor.ppo_mini_batch_size, self.groups_per_step)
-        self.checkpoints = CheckpointStore(parts.run.checkpoints)
+        self.checkpoints = CheckpointStore(parts.run.checkpoints, keep=config.trainer.max_actor_ckpt_to_keep)
         self.report = Reporter(parts, PARTITION)
         self.update = Update(config, parts.actor, parts.critic, parts.events, PARTITION)
+        self.samples = Samples(config, parts.actor)
         self.stop = asyncio.Event()
         self._batch_log = BatchLog(parts.run.batches)
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
@@ -88,7 +90,12 @@ class Trainer(ABC):
             chunk=max(1, self.mini_batch // 4), baseline="baseline" in self.update.estimator.needs,
         )  # fmt: skip
         self._validator = (
-            validation.Validator(parts.queue, parts.val_data, stall_timeout=config.trainer.stall_timeout)
+            validation.Validator(
+                parts.queue,
+                parts.val_data,
+                config.actor_rollout_ref.rollout.val_kwargs,
+                stall_timeout=config.trainer.stall_timeout,
+            )
             if parts.val_data is not None
             else None
         )
@@ -194,6 +201,7 @@ class Trainer(ABC):
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
             await self._publish(step)
+            await self.samples.trained(step, PARTITION, groups)
             self._batch_log.trained(step, [g.uid for g in groups], [g.order for g in groups])
             for batch in batches:
                 await self.parts.queue.ack(PARTITION, batch.token, batch.uids, step=step)
@@ -226,9 +234,17 @@ class Trainer(ABC):
         """Accuracies on the validation set with the weights of this step; generation for training goes on meanwhile."""
         if self._validator is None:
             return
+
+        async def look_at(groups: list[Group]) -> None:
+            shown = await self.samples.validated(
+                self.step, validation.PARTITION, groups, lambda group: {"mode": validation.mode_of(group)}
+            )
+            for sample in shown:
+                self.report.sample(self.step, sample)
+
         with self.parts.events.span("validate", step=self.step, when=label):
-            found = await self._or_stopped(self._validator.accuracies(label))
-        self.validations[label] = {mode: found.of(mode) for mode in validation.MODES}
+            found = await self._or_stopped(self._validator.accuracies(label, look_at))
+        self.validations[label] = found.means()
         self.report.validated(self.step, label, found.metrics())
 
     # --- opening and resuming -----------------------------------------------------------------------------------
@@ -301,6 +317,7 @@ class Trainer(ABC):
             final = await self.checkpoints.save(state, save)
             self._batch_log.committed(final)
             await self.parts.queue.commit_step(PARTITION, final)
+            self.report.saved(self.step, self.checkpoints.removed)
             self._saved_step = self.step
 
     # --- small things -------------------------------------------------------------------------------------------

@@ -5,10 +5,13 @@ The trainer calls one method at each point of its loop; everything shown is a vi
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agent_loop.llm.protocol import ServerLoad
+from streamrl.config import StreamRLConfig
 from streamrl.monitor.emit import emit_loads, emit_queue, emit_teachers, emit_trainer_version
 from streamrl.monitor.events import EventTail
 from streamrl.monitor.metrics_log import MetricsLog
@@ -20,7 +23,11 @@ from streamrl.trainer.parts import Parts
 from streamrl.workers.step_metrics import LOWS, PEAKS
 from transfer_queue.net.messages import Group, QueueStats
 
+log = logging.getLogger(__name__)
+
 EMA = 0.9
+HOPELESS_STEPS = 2
+"""First steps without any score but 0 after which the user is told what to look at."""
 SUMMED = (
     "actor/optimizer_steps", "actor/steps_not_finite", "data/bytes_read", "data/bytes_written", "rows/trained",
     "perf/total_num_tokens",
@@ -41,6 +48,9 @@ class Reporter:
         self._collector = OverlapCollector()
         self._tail = EventTail(parts.run.path)
         self._ema: float | None = None
+        self._told_removal = False
+        self._all_zero: int | None = None if parts.run.resumed else 0
+        """First steps in which every session scored 0; None: one did not, or it was said."""
         self._dropped: Counter[str] = Counter()
         self._updates: list[dict[str, float]] = []
         self._served: dict[str, int] = {}
@@ -123,14 +133,40 @@ class Reporter:
         if self._metrics is not None:
             self._metrics.write(step, metrics)
         self._events.step_metrics(step, metrics)
+        self._look_at_scores(metrics)
         if self.exporter is not None:
             self.exporter.update(self.stats, metrics)
             self.exporter.set_weight_versions(step, self._served)
         return metrics
 
     def validated(self, step: int, label: str, metrics: dict[str, float]) -> None:
-        """Accuracies, under verl's names; they go with the events, since a validation is no training step."""
+        """Accuracies, under verl's names; a line of their own, since a validation is no training step."""
         self._events.state("validation", label, step=step, **metrics)
+        if self._metrics is not None:
+            self._metrics.write_validation(step, label, metrics)
+
+    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+        """An answer of a validation, as text."""
+        fields = {name: sample[name] for name in ("input", "output", "score")}
+        self._events.state("sample", str(sample["mode"]), step=step, **fields)
+
+    def note(self, text: str) -> None:
+        """A line on the screen."""
+        log.info("%s", text)
+        self._events.state("note", text)
+
+    def saved(self, step: int, removed: Sequence[int]) -> None:
+        """A checkpoint was written, and others were removed for it: said once."""
+        if not removed:
+            return
+        log.info("checkpoints of steps %s removed, that of step %d stays", list(removed), step)
+        if not self._told_removal:
+            self._told_removal = True
+            keep = self._parts.config.trainer.max_actor_ckpt_to_keep
+            self.note(
+                f"the checkpoint of step {removed[-1]} was removed when that of step {step} was written, as all later "
+                f"ones will be: trainer.max_actor_ckpt_to_keep={keep} (null keeps all)"
+            )
 
     def close(self, status: str) -> None:
         self._events.state("run", status)
@@ -144,6 +180,18 @@ class Reporter:
         """The account of the run up to now."""
         self._collector.feed_all(self._tail.poll())
         return self._collector.run
+
+    def _look_at_scores(self, metrics: Mapping[str, float]) -> None:
+        """Says once that the first steps taught nothing, with the usual cause."""
+        if self._all_zero is None:
+            return
+        if any(metrics[f"critic/score/{stat}"] != 0.0 for stat in ("min", "max")):
+            self._all_zero = None
+            return
+        self._all_zero += 1
+        if self._all_zero == HOPELESS_STEPS:
+            self._all_zero = None
+            self.note(all_zero(HOPELESS_STEPS, self._parts.config))
 
     # --- parts of a line ---------------------------------------------------------------------------------------------
 
@@ -196,6 +244,18 @@ class TeacherCounts:
         metrics = {"teacher/tokens_scored": float(self._tokens), "teacher/queue_s": self._waited / max(self._rows, 1)}
         self._rows, self._tokens, self._waited = 0, 0, 0.0
         return metrics
+
+
+def all_zero(steps: int, config: StreamRLConfig) -> str:
+    """What to look at when every session scored 0: nothing is learned then, since all advantages are 0."""
+    agent = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    tools = "" if config.actor_rollout_ref.rollout.tools else ", and there are no tools (rollout.tools)"
+    return (
+        f"every session of the first {steps} steps scored 0, so nothing was learned. What the model said: "
+        "trainer.rollout_data_dir=DIR writes it, trainer.log_val_generations=4 shows some of it. Usual causes: the "
+        f"agent does not play what the reward expects (rollout.agent.default_agent_loop={agent}{tools}), answers are "
+        f"cut at data.max_response_length={config.data.max_response_length}, or the reward looks for another format"
+    )
 
 
 NOTHING_SCORED = ServerLoad(0, 0, 0, 0, 0, 0.0)

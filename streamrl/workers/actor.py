@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from agent_loop.rendering.chat import ChatTokenizer
 from streamrl.algorithms.advantages import estimator, moments, whitened
 from streamrl.recording.record import RecordWriter
-from streamrl.single_controller.decorator import Dispatch, register
+from streamrl.recording.samples import FIELDS, SampleOrder, write_samples
+from streamrl.single_controller.decorator import Dispatch, Execute, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
 from streamrl.weight_sync import WeightInfo, WeightStore
@@ -38,6 +40,9 @@ from streamrl.workers.settings import ActorSettings
 from streamrl.workers.step_metrics import Measured, step_metrics
 from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker, temperature_of
 from transfer_queue.metadata import KVBatchMeta
+
+HUGGINGFACE = "huggingface"
+"""The directory of `save_contents=[..., hf_model]` in the actor's part of a checkpoint: verl's name."""
 
 by_rows = rows_or_references("actor")
 
@@ -287,7 +292,27 @@ class ActorWorker(TrainingWorker):
         lr = self._schedule.at(int(info.get("version", 0)))
         return lr / max(1.0, float(info.get("staleness", 0.0))) if self.settings.actor.optim.staleness_aware else lr
 
+    @register(Dispatch.RANK_ZERO, Execute.RANK_ZERO)
+    def write_samples(self, order: SampleOrder) -> list[dict[str, Any]]:
+        """Rank 0 reads the rows and writes what was said in them; the answers to show."""
+        model = self.settings.model
+        chat = ChatTokenizer.from_pretrained(model.tokenizer_path or model.path)
+        columns = self._rows().get(order.partition, [order.keys[i] for i in order.wanted], FIELDS)
+        return write_samples(order, columns, chat)
+
     # --- weights --------------------------------------------------------------------------------------------------
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, directory: str) -> None:
+        """Also as a Hugging Face model, if that is asked for: rank 0 writes the full weights, all ranks gather them."""
+        super().save_checkpoint(directory)
+        if "hf_model" not in self.settings.actor.checkpoint.save_contents:
+            return
+        from streamrl.workers.engine.hf_model import write_model  # torch
+
+        state, model = dict(self.engine.full_state()), self.settings.model
+        if self.rank.rank == 0:
+            write_model(model.path, model.tokenizer_path or model.path, state, Path(directory) / HUGGINGFACE)
 
     @register(Dispatch.RANK_ZERO)
     def publish_weights(self, version: int, weights_dir: str = "") -> WeightInfo | None:

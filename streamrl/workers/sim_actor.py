@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamrl.single_controller.decorator import Dispatch, register
+from agent_loop.rendering.chat import ChatTokenizer
+from streamrl.recording.samples import FIELDS, SampleOrder, write_samples
+from streamrl.single_controller.decorator import Dispatch, Execute, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo, Worker
 from streamrl.weight_sync.protocol import WeightInfo
@@ -39,8 +41,12 @@ class SimTiming:
 class SimActorWorker(Worker):
     """World size 1, for `LocalWorkerGroup(inline=True)`. `queue` (async) is read as the real actor reads it."""
 
-    def __init__(self, rank: RankInfo, timing: SimTiming, *, queue: Any = None, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self, rank: RankInfo, timing: SimTiming, *, queue: Any = None, sleep: Sleep = asyncio.sleep,
+        tokenizer_path: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(rank)
+        self._tokenizer_path = tokenizer_path
         self._timing, self._queue, self._sleep = timing, queue, sleep
         self._digest = hashlib.sha256(b"base").hexdigest()
 
@@ -81,6 +87,11 @@ class SimActorWorker(Worker):
         fields = Reads(old="rollout_log_probs").of("update_actor", batch.extra_info or {})
         columns = await self._queue.get(batch.partition_id, batch.keys, fields)
         return sum(column[i].nbytes for column in columns.values() for i in range(len(batch.keys)))
+
+    @register(Dispatch.RANK_ZERO, Execute.RANK_ZERO)
+    async def write_samples(self, order: SampleOrder) -> list[dict[str, Any]]:
+        columns = await self._queue.get(order.partition, [order.keys[i] for i in order.wanted], FIELDS)
+        return write_samples(order, columns, ChatTokenizer.from_pretrained(self._tokenizer_path))
 
     @register(Dispatch.RANK_ZERO)
     async def publish_weights(self, version: int, weights_dir: str = "") -> WeightInfo:

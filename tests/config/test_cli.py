@@ -87,9 +87,9 @@ def test_too_few_prompts_for_a_batch(valid: list[str], capsys: pytest.CaptureFix
 
 
 def test_keys_without_effect_are_named_in_one_line(valid: list[str], capsys: pytest.CaptureFixture[str]):
-    assert train([*valid, "--dry-run", "trainer.balance_batch=True", "trainer.log_val_generations=0"]) == 0
+    assert train([*valid, "--dry-run", "trainer.balance_batch=True", "trainer.esi_redundant_time=0"]) == 0
     assert capsys.readouterr().err == (
-        "note: without effect here, kept for verl's sake: trainer.balance_batch, trainer.log_val_generations\n"
+        "note: without effect here, kept for verl's sake: trainer.balance_batch, trainer.esi_redundant_time\n"
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamrl.errors import DamagedFileError
-from streamrl.monitor.metrics_log import MetricsLog, read_metrics
+from streamrl.monitor.metrics_log import MetricsLog, read_metrics, read_validations
 
 
 def write_steps(run_dir: Path, steps: range, resume_step: int = 0, more: dict[str, float] | None = None) -> None:
@@ -65,3 +65,24 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_line(tmp_path: Path, monkeyp
     monkeypatch.undo()
     log.write(2, {"actor/lr": 2.0})
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_validations_are_lines_of_their_own_and_no_steps(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write_validation(0, "before", {"val-core/x/reward/mean@1": 0.25})
+        log.write(1, {"critic/score/mean": 0.5})
+        log.write_validation(1, "during", {"val-core/x/reward/mean@1": 0.5})
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    assert list(read_validations(tmp_path)) == [
+        {"step": 0, "validation": "before", "val-core/x/reward/mean@1": 0.25},
+        {"step": 1, "validation": "during", "val-core/x/reward/mean@1": 0.5},
+    ]
+
+
+@pytest.mark.parametrize(("resume_step", "left"), [(0, []), (2, [(0, "before"), (2, "during")])])
+def test_a_resumed_run_cuts_the_validations_that_it_does_again(tmp_path: Path, resume_step: int, left: list) -> None:
+    with MetricsLog(tmp_path) as log:
+        for step, label in ((0, "before"), (2, "during"), (2, "after"), (4, "during")):
+            log.write_validation(step, label, {})
+    MetricsLog(tmp_path, resume_step=resume_step).close()
+    assert [(line["step"], line["validation"]) for line in read_validations(tmp_path)] == left

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from streamrl.config import StreamRLConfig, to_yaml
 from streamrl.monitor.events import read_events
-from streamrl.monitor.metrics_log import read_metrics
+from streamrl.monitor.metrics_log import read_metrics, read_validations
 from streamrl.monitor.registry import check_step_metrics
 from streamrl.monitor.schema import check_events
 from streamrl.monitor.summary import Summary, read_summary
@@ -234,3 +234,45 @@ def test_a_weights_directory_that_somebody_else_could_have_made_is_an_error_befo
         assert weights.is_dir(), "what is not ours is left alone"
     finally:
         weights.rmdir()
+
+
+def test_what_the_model_said_is_written_shown_and_the_metrics_hold_the_validations(make_config, tmp_path: Path) -> None:
+    where = (f"trainer.rollout_data_dir={tmp_path / 'said'}", f"trainer.validation_data_dir={tmp_path / 'asked'}")
+    config = make_config(
+        *where, "trainer.log_val_generations=2", "trainer.total_training_steps=3", "trainer.test_freq=2"
+    )
+    path, _ = run(config)
+    assert {file.name for file in (tmp_path / "said").iterdir()} == {"1.jsonl", "2.jsonl", "3.jsonl"}
+    said = [json.loads(line) for line in (tmp_path / "said/2.jsonl").read_text().splitlines()]
+    assert len(said) == 8 * 4
+    assert {line["step"] for line in said} == {2}
+    assert all(line["input"] and {"output", "gts", "score"} <= line.keys() for line in said)
+    assert {file.name for file in (tmp_path / "asked").iterdir()} == {"0.jsonl", "2.jsonl", "3.jsonl"}
+    modes = [json.loads(line)["mode"] for line in (tmp_path / "asked/0.jsonl").read_text().splitlines()]
+    assert sorted(modes) == ["greedy"] * 8 + ["sampled"] * 8
+    samples = [event for event in read_events(path) if event.name == "sample"]
+    assert [event.fields["step"] for event in samples] == [0, 0, 2, 2, 3, 3]
+    validations = list(read_validations(path))
+    assert [(line["step"], line["validation"]) for line in validations] == [(0, "before"), (2, "during"), (3, "after")]
+    assert all(any(name.startswith("val-core/") for name in line) for line in validations)
+
+
+def test_a_run_that_only_ever_scores_0_says_where_to_look(make_config, tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(**_):\n    return 0.0\n")
+    path, _ = run(make_config(f"reward.custom_reward_function.path={reward}", "trainer.total_training_steps=3"))
+    [note] = [str(event.value) for event in read_events(path) if event.name == "note"]
+    assert note.startswith("every session of the first 2 steps scored 0")
+    assert "trainer.rollout_data_dir" in note
+
+
+def test_the_first_checkpoint_that_is_removed_is_told(make_config) -> None:
+    path, _ = run(make_config("trainer.save_freq=1", "trainer.total_training_steps=3"))
+    notes = [str(event.value) for event in read_events(path) if event.name == "note"]
+    [note] = [text for text in notes if "checkpoint" in text]
+    assert note.startswith("the checkpoint of step 1 was removed")
+    assert [saved.name for saved in (path / "checkpoints").iterdir()] == ["global_step_3"]
+    path, _ = run(
+        make_config("trainer.save_freq=1", "trainer.total_training_steps=3", "trainer.max_actor_ckpt_to_keep=null")
+    )
+    assert len(list((path / "checkpoints").iterdir())) == 3

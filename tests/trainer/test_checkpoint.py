@@ -24,11 +24,14 @@ async def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     assert store.load(4) == state
 
 
-async def test_acks_are_final_up_to_the_oldest_checkpoint_that_is_kept(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2)
-    finals = [await store.save(TrainerState(step, 0), save_shard) for step in (2, 4, 6)]
-    assert finals == [2, 2, 4]
-    assert store.steps() == [4, 6]
+@pytest.mark.parametrize(("keep", "left", "removed"), [(1, [6], [4]), (2, [4, 6], [2]), (None, [2, 4, 6], [])])
+async def test_as_many_checkpoints_stay_as_are_asked_for_and_the_newest_makes_acks_final(
+    tmp_path: Path, keep: int | None, left: list[int], removed: list[int]
+) -> None:
+    store = CheckpointStore(tmp_path, keep=keep)
+    assert [await store.save(TrainerState(step, 0), save_shard) for step in (2, 4, 6)] == [2, 4, 6]
+    assert store.steps() == left
+    assert store.removed == removed
 
 
 async def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:

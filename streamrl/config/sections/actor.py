@@ -105,6 +105,13 @@ class SimActorConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    save_contents: tuple[Literal["model", "optimizer", "extra", "hf_model"], ...] = ("model", "optimizer", "extra")
+    """With hf_model each checkpoint also holds actor/huggingface, which transformers opens (`streamrl export` makes one
+    later). The others are always saved, since a resume needs them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig:
     strategy: Literal["fsdp", "fsdp2", "ddp", "sim"] = "fsdp"
     """fsdp and fsdp2 both mean FSDP2; ddp keeps the whole model on each rank; sim (runtime=local) has no model and only
@@ -146,6 +153,7 @@ class ActorConfig:
     grad_clip: PositiveFloat = 1.0
     policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     sim: SimActorConfig = field(default_factory=SimActorConfig)
 
 

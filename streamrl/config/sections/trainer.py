@@ -57,10 +57,19 @@ class TrainerConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     save_freq: EveryOrNever = -1
     """Steps between checkpoints; -1: none."""
+    max_actor_ckpt_to_keep: PositiveInt | None = 1
+    """Checkpoints that stay when a new one is written; null: all. A resume goes on from the newest."""
     test_freq: EveryOrNever = -1
     """Steps between validations; -1: only before and after."""
     val_before_train: bool = True
     val_only: Literal[False] = False
+    rollout_data_dir: str | None = None
+    """A directory for what the model said: <step>.jsonl with input, output, gts, score, step and what else the reward
+    returned, of each row that was trained."""
+    validation_data_dir: str | None = None
+    """The same of each validation."""
+    log_val_generations: NonNegativeInt = 0
+    """Answers shown of each validation."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
     """auto: continue the newest unfinished run of this experiment that had the same configuration."""
     resume_from_path: str | None = None

@@ -20,22 +20,25 @@ def load_model(kind: str, settings: EngineSettings) -> Any:
     Equal on all ranks. Raises FileNotFoundError, ValueError, ConfigError saying what is missing.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
-    from transformers.utils import logging as transformers_logging
+
+    from streamrl.workers.engine.hf_model import quiet
 
     path = settings.model_path
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(f"model.path={path!r}: no config.json there; give a model's directory")
-    transformers_logging.disable_progress_bar()  # a rank has no terminal
     torch.manual_seed(settings.seed)  # of a new head and of adapters
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     _check(config, settings)
     if kind == "value_model":
         config.num_labels, config.classifier_dropout = 1, 0.0
     auto: Any = AutoModelForTokenClassification if kind == "value_model" else AutoModelForCausalLM
-    lm = auto.from_pretrained(
-        path, config=config, dtype=DTYPES[settings.fsdp.model_dtype], attn_implementation="sdpa",
-        local_files_only=True, use_safetensors=True,
-    )  # fmt: skip
+    with quiet():
+        lm, loaded = auto.from_pretrained(
+            path, config=config, dtype=DTYPES[settings.fsdp.model_dtype], attn_implementation="sdpa",
+            local_files_only=True, use_safetensors=True, output_loading_info=True,
+        )  # fmt: skip
+    if kind != "value_model" and (missing := sorted(loaded["missing_keys"])):
+        raise ValueError(f"model.path={path!r}: its weights lack {len(missing)} tensors, the first {missing[0]}")
     if settings.optim is None:
         lm.requires_grad_(False)
     elif settings.lora is not None:
