@@ -1,6 +1,6 @@
 """Where the process begins: Ctrl-C is taken before anything is imported that takes time.
 
-`python -m streamrl.main key=value ...` is `streamrl train key=value ...`, for scripts written for verl.
+`python -m streamrl.main key=value ...` is `streamrl train --verl key=value ...`, for scripts written for verl.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ def script() -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.argv.insert(1, "train")
+    sys.argv[1:1] = ["train", "--verl"]
     script()

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from streamrl.config.checks import check, check_ports
-from streamrl.config.compose import compose_values, resolve_over
+from streamrl.config.compose import compose_values, readable, resolve_over
 from streamrl.config.derive import derive
-from streamrl.config.keys import SortedKeys, sort_keys
+from streamrl.config.keys import SortedKeys, disagreements, flatten, sort_keys
 from streamrl.config.notes import notes
 from streamrl.config.root import StreamRLConfig
-from streamrl.config.schema import build
+from streamrl.config.schema import build, show
+from streamrl.config.verl_keys import VERL_DEFAULTS, VERL_DEFAULTS_ASYNC
 from streamrl.errors import ConfigError
 
 __all__ = ["ConfigError", "Loaded", "StreamRLConfig", "check_ports", "from_dict", "load_config", "to_dict", "to_yaml"]
@@ -32,15 +33,32 @@ class Loaded:
     """Keys of verl's that were accepted and have no effect here."""
     notes: tuple[str, ...] = ()
     """What is allowed but deserves a line (streamrl.config.notes)."""
+    unlike_verl: tuple[str, ...] = ()
+    """Keys that were not given and whose default is another in verl: "key=ours (verl: its default)"."""
 
 
 def load_config(arguments: Sequence[str] = (), config_dir: str | None = None) -> Loaded:
     """The configuration that `key=value` arguments select. Raises ConfigError naming every mistake found."""
-    composed = compose_values(arguments, config_dir)
-    given = sort_keys(resolve_over(to_dict(StreamRLConfig()), composed))
+    arguments, unreadable = readable(arguments)
+    try:
+        composed = compose_values(arguments, config_dir)
+        given = sort_keys(resolve_over(to_dict(StreamRLConfig()), composed))
+    except ConfigError as error:
+        raise ConfigError(*unreadable, *error.problems) from error
+    given.problems[:0] = unreadable
     config = derive(_built(given))
     check(config)
-    return Loaded(config, tuple(given.inert), tuple(notes(config)))
+    return Loaded(config, tuple(given.inert), tuple(notes(config)), _unlike_verl(config, composed))
+
+
+def _unlike_verl(config: StreamRLConfig, given: DictConfig) -> tuple[str, ...]:
+    values = dict(flatten(to_dict(config)))
+    default = VERL_DEFAULTS if config.trainer.v1.trainer_mode == "sync" else VERL_DEFAULTS | VERL_DEFAULTS_ASYNC
+    return tuple(
+        f"{key}={show(values[key])} (verl: {show(verl)})"
+        for key, verl in default.items()
+        if OmegaConf.select(given, key) is None and values[key] != verl
+    )
 
 
 def to_dict(config: StreamRLConfig) -> dict[str, Any]:
@@ -60,6 +78,7 @@ def to_yaml(config: StreamRLConfig) -> str:
 def _built(given: SortedKeys) -> StreamRLConfig:
     problems = list(given.problems)
     config = build(given.values, problems)
+    problems += disagreements(given.mirrored, dict(flatten(to_dict(config))))
     if problems:
         raise ConfigError(*problems)
     return config

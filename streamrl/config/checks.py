@@ -125,7 +125,7 @@ def _datasets(config: StreamRLConfig) -> Iterator[str]:
 
 
 def _hub_hint(path: str) -> str:
-    return "; on the command line it would be downloaded from the hub" if hub.is_hub_id(path) else ""
+    return "; without --dry-run `streamrl train` downloads it from the hub" if hub.is_hub_id(path) else ""
 
 
 def _model(config: StreamRLConfig) -> Iterator[str]:

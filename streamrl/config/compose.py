@@ -30,6 +30,19 @@ RESOLVERS = ("oc.env", "oc.select")
 """What may stand before the colon in ${name:...}."""
 
 
+def readable(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(those that can be read, one message for each other one)."""
+    good: list[str] = []
+    problems: list[str] = []
+    for argument in arguments:
+        try:
+            _normalised(argument)
+            good.append(argument)
+        except ConfigError as error:
+            problems += error.problems
+    return good, problems
+
+
 def compose_values(arguments: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """The values that the tree and the arguments set; interpolations are checked, not resolved yet.
 

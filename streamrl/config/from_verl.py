@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from streamrl.config import StreamRLConfig, to_dict
 from streamrl.config.compose import parsed
-from streamrl.config.keys import flatten, sort_keys
+from streamrl.config.keys import disagreements, flatten, sort_keys
 from streamrl.config.schema import build, known_keys
 from streamrl.config.shell_script import UNKNOWN, commands
-from streamrl.config.verl_keys import VERL_DEFAULTS
+from streamrl.config.verl_keys import MIRRORED, VERL_DEFAULTS, VERL_DEFAULTS_ASYNC, VERL_ENTRY
 from streamrl.errors import ConfigError
 
 _MODULE = re.compile(r"^(verl|recipe)\.[\w.]*main\w*$|(^|/)main_(ppo|dapo)\w*\.py$")
@@ -65,13 +66,20 @@ def overrides_of(script: str) -> list[str]:
 def translate(overrides: Sequence[str]) -> Translation:
     """The same run here."""
     result = Translation()
-    given: set[str] = set()
+    given: dict[str, Any] = {}
+    mirrored: dict[str, Any] = {}
     for argument in overrides:
+        if argument in VERL_ENTRY:
+            continue
         if argument.startswith("-") or "=" not in argument:
             result.problems.append(f"{argument}: only key=value is translated; what it stands for must be written so")
         else:
-            given |= _translate(argument, result)
-    missing = {key: value for key, value in VERL_DEFAULTS.items() if key not in given}
+            _translate(argument, result, given, mirrored)
+    ours = dict(flatten(to_dict(StreamRLConfig()))) | given
+    result.problems += disagreements({key: v for key, v in mirrored.items() if not _open(ours[MIRRORED[key]])}, ours)
+    in_turns = given.get("trainer.v1.trainer_mode", "sync") == "sync"
+    defaults = VERL_DEFAULTS if in_turns else VERL_DEFAULTS | VERL_DEFAULTS_ASYNC
+    missing = {key: value for key, value in defaults.items() if key not in given}
     if "reward.custom_reward_function.path" not in given:
         result.notes.append(
             "verl takes a scorer of its own by data_source here; name yours in reward.custom_reward_function.path, or "
@@ -81,8 +89,8 @@ def translate(overrides: Sequence[str]) -> Translation:
     return result
 
 
-def _translate(argument: str, result: Translation) -> set[str]:
-    """Adds one argument to the result; the keys that it gives."""
+def _translate(argument: str, result: Translation, given: dict[str, Any], mirrored: dict[str, Any]) -> None:
+    """Adds one argument to the result, the values of ours that it gives, and what repeats such ones."""
     key, _, text = argument.lstrip("+").partition("=")
     if UNKNOWN.search(text):
         sorted_keys, value, unknown = sort_keys(_nested(key, text)), text, True
@@ -92,17 +100,23 @@ def _translate(argument: str, result: Translation) -> set[str]:
             key, value, unknown = override.key_or_group, override.value(), False
         except ConfigError as error:
             result.problems.extend(error.problems)
-            return set()
+            return
         sorted_keys = sort_keys(_nested(key, value))
     if not unknown and not sorted_keys.problems:
         build(sorted_keys.values, sorted_keys.problems)
     result.inert += sorted_keys.inert
     result.problems += sorted_keys.problems
+    mirrored |= {key: item for key, item in sorted_keys.mirrored.items() if not _open(item)}
     known = {name: item for name, item in flatten(sorted_keys.values) if name in known_keys()}
     for name, item in known.items():
         same = name == key and item == value
         result.arguments.append(f"{name}={text}" if same else f"{name}={_hydra(item)}")
-    return set(known)
+    given |= known
+
+
+def _open(value: Any) -> bool:
+    """Whether only the shell knows it."""
+    return isinstance(value, str) and UNKNOWN.search(value) is not None
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -126,7 +140,8 @@ def _hydra(value: Any) -> str:
 
 
 def _quoted(argument: str) -> str:
-    """For the shell, which still has to fill in what it alone knows."""
+    """For the shell, which still has to fill in what it alone knows; quoted as a person would."""
     if not UNKNOWN.search(argument):
-        return shlex.quote(argument)
+        simply = "'" in argument and not re.search(r'["`\\\\$!]', argument)
+        return f'"{argument}"' if simply else shlex.quote(argument)
     return '"' + re.sub(r'(["`\\])', r"\\\1", argument) + '"'

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from streamrl.config.advice import as_spelt_here, remedy
 from streamrl.config.schema import is_open, known_keys, sections, show
-from streamrl.config.verl_keys import INERT, INERT_ITEMS, RENAMED, SUBSTITUTED, UNAVAILABLE
+from streamrl.config.verl_keys import INERT, INERT_ITEMS, MEANT, MIRRORED, REFUSED, RENAMED, SUBSTITUTED, UNAVAILABLE
 
 
 @dataclass(slots=True)
@@ -17,7 +18,9 @@ class SortedKeys:
     values: dict[str, Any] = field(default_factory=dict)
     """Known keys only, nested."""
     inert: list[str] = field(default_factory=list)
-    """Dotted keys that were accepted and do nothing."""
+    """Dotted keys that were accepted and do nothing, or something else than their name says."""
+    mirrored: dict[str, Any] = field(default_factory=dict)
+    """Those of them that repeat a key of ours, and their values (verl_keys.MIRRORED)."""
     problems: list[str] = field(default_factory=list)
     """One message per key that is unknown or asks for what does not exist yet."""
 
@@ -36,18 +39,24 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
     """The keys of a nested mapping, sorted."""
     result = SortedKeys()
-    for key, value in flatten(tree):
-        key = _renamed(key)
+    renamed = [(_renamed(key), key, value) for key, value in flatten(tree)]
+    for key, _, value in sorted(renamed, key=lambda item: item[0] != item[1]):  # over the default in its place now
         if "_target_" in key.split(".") or _has_target(value):
             result.problems.append(f"{key}: nothing in the configuration runs code, so _target_ is refused")
         elif key in known_keys():
             _put(result.values, key.split("."), _as_ours(key, value, result.inert))
         elif key in UNAVAILABLE:
             if value not in UNAVAILABLE[key]:
-                usual = show(UNAVAILABLE[key][0])
-                result.problems.append(f"{key}={show(value)} is not available yet; leave it out or set {usual}")
-        elif any(fnmatchcase(key, pattern) for pattern in INERT):
+                result.problems.append(_unavailable(key, value, UNAVAILABLE[key]))
+            elif isinstance(value, str) and (ours := MEANT.get(key, {}).get(value)):
+                result.inert.append(f"{key}={value} ({ours})")
+        elif _matches(key, INERT):
             result.inert.append(key)
+            if key in MIRRORED and value is not None:
+                result.mirrored[key] = value
+        elif _matches(key, REFUSED):
+            if value not in ({}, None):
+                result.problems.append(_unavailable(key, value))
         elif key in sections():
             if value not in ({}, None):
                 result.problems.append(
@@ -56,6 +65,26 @@ def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
         else:
             result.problems.append(_unknown(key))
     return result
+
+
+def disagreements(mirrored: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """One message per key that repeats one of `ours` (flat) with another value."""
+    return [
+        f"{key}={show(value)} differs from {MIRRORED[key]}={show(ours[MIRRORED[key]])}, which is what counts here; "
+        "leave it out or make them the same"
+        for key, value in mirrored.items()
+        if value != ours[MIRRORED[key]]
+    ]
+
+
+def _matches(key: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def _unavailable(key: str, value: Any, usual: tuple[Any, ...] = ()) -> str:
+    instead = f" or set {show(usual[0])}" if usual else ""
+    advice = f": {text}" if (text := remedy(key)) else ""
+    return f"{key}={show(value)} is not available yet; leave it out{instead}{advice}"
 
 
 def _has_target(value: Any) -> bool:
@@ -94,14 +123,19 @@ def _children(section: str) -> list[str]:
 
 def _unknown(key: str) -> str:
     near = nearest(key)
+    if near is not None and near not in known_keys():
+        return f"unknown key {key}; verl's {near} is not available yet" + (f": {remedy(near)}" if remedy(near) else "")
     hint = f"did you mean {near}?" if near else "`streamrl train --dry-run experiment=calculator` prints all keys"
     return f"unknown key {key}; {hint}"
 
 
 def nearest(key: str) -> str | None:
-    """The known key that `key` most likely means: with a prefix forgotten, misplaced, or misspelt."""
+    """The known key that `key` most likely means: spelt as elsewhere, with a prefix forgotten, misplaced, or misspelt.
+    It may be one of verl's that is not available."""
     known = list(known_keys())
-    forgotten = [name for name in known if name.endswith("." + key)]
+    if (ours := as_spelt_here(key)) in known:
+        return ours
+    forgotten = [name for name in (*known, *UNAVAILABLE) if name.endswith("." + key)]
     if len(forgotten) == 1:
         return forgotten[0]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from streamrl.config.root import StreamRLConfig
 
 ACTOR = "actor_rollout_ref.actor"
@@ -24,4 +26,22 @@ def notes(config: StreamRLConfig) -> list[str]:
             "algorithm.rollout_correction.pi_old=current has no trust region: the ratio is always 1, no clip ever "
             f"acts, and what holds stale samples or a high learning rate back is {limit}"
         )
-    return found
+    return [*found, *_micro_batches(config)]
+
+
+def _micro_batches(config: StreamRLConfig) -> Iterator[str]:
+    """verl cuts by rows unless it is told otherwise."""
+    actor, ref, critic = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref, config.critic
+    rows = {
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu,
+        "critic.ppo_micro_batch_size_per_gpu": critic.use_dynamic_bsz and critic.ppo_micro_batch_size_per_gpu,
+    }
+    if ref.log_prob_micro_batch_size_per_gpu != actor.ppo_micro_batch_size_per_gpu:  # its default
+        rows["actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"] = (
+            ref.log_prob_use_dynamic_bsz and ref.log_prob_micro_batch_size_per_gpu
+        )
+    if given := [f"{key}={number}" for key, number in rows.items() if number]:
+        yield (
+            f"{', '.join(given)}: micro-batches are cut by tokens (ppo_max_token_len_per_gpu), since use_dynamic_bsz "
+            "is true here by default; with use_dynamic_bsz=false they have these rows"
+        )

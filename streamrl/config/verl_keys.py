@@ -1,6 +1,11 @@
 """verl's keys that are no keys of ours. A script written for verl starts here, or says exactly what it asks too much.
 
-A key stands in one of three tables. When a feature arrives, its keys move into the dataclasses.
+RENAMED       it has another place here
+UNAVAILABLE   it would change what is computed, and only some values ask for nothing beyond what exists
+INERT         it changes speed, layout or logging alone; named in a note
+MIRRORED      it repeats another key and must agree with it
+
+When a feature arrives, its keys move into the dataclasses.
 """
 
 from __future__ import annotations
@@ -16,6 +21,9 @@ RENAMED: dict[str, str] = {
     "reward_model.overlong_buffer": "reward.overlong_buffer",
     "reward_model.reward_kwargs.overlong_buffer_cfg": "reward.overlong_buffer",
     "reward.reward_kwargs.overlong_buffer_cfg": "reward.overlong_buffer",
+    "reward_model.reward_kwargs": "reward.reward_kwargs",
+    "reward_model.sandbox_fusion": "reward.sandbox_fusion",
+    "critic.model.fsdp_config": "critic.fsdp_config",
 }
 """Old place (or another framework's name) -> its place now."""
 
@@ -29,45 +37,105 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     f"{_MODEL}.override_config": ({}, None),
     f"{_MODEL}.custom_chat_template": (None,),
     f"{_MODEL}.external_lib": (None,),
+    f"{_MODEL}.mtp.enable": (False,),
+    f"{_MODEL}.mtp.enable_train": (False,),
+    f"{_MODEL}.exclude_modules": (None,),
     f"{_ACTOR}.shuffle": (False,),
+    f"{_ACTOR}.checkpoint.load_contents": (["model", "optimizer", "extra"], None),
+    f"{_ACTOR}.freeze_vision_tower": (False,),
+    f"{_ACTOR}.use_rollout_log_probs": (False,),
     f"{_ROLLOUT}.mode": ("async",),
     f"{_ROLLOUT}.calculate_log_probs": (True,),
     f"{_ROLLOUT}.full_determinism": (False,),
     f"{_ROLLOUT}.ignore_eos": (False,),
     f"{_ROLLOUT}.quantization": (None,),
     f"{_ROLLOUT}.enable_rollout_routing_replay": (False,),
+    f"{_ROLLOUT}.do_sample": (True,),
+    f"{_ROLLOUT}.over_sample_rate": (0,),
+    f"{_ROLLOUT}.repetition_penalty": (1.0,),
+    f"{_ROLLOUT}.logprobs_mode": ("processed_logprobs",),
+    f"{_ROLLOUT}.skip_rollout": (False,),
+    f"{_ROLLOUT}.skip.enable": (False,),
     f"{_ROLLOUT}.multi_turn.max_user_turns": (None,),
+    f"{_ROLLOUT}.multi_turn.interaction_config_path": (None,),
+    f"{_ROLLOUT}.multi_turn.use_inference_chat_template": (False,),
+    f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": (None,),
     f"{_ROLLOUT}.multi_turn.tool_config_path": (None,),
     f"{_ROLLOUT}.multi_turn.function_tool_path": (None,),
     f"{_ROLLOUT}.agent.agent_loop_config_path": (None,),
     f"{_ROLLOUT}.agent.agent_loop_manager_class": (None,),
+    "critic.shuffle": (False,),
+    "critic.checkpoint.load_contents": (["model", "optimizer", "extra"], None),
+    "critic.model.override_config": ({}, None),
+    "critic.model.external_lib": (None,),
+    "critic.model.trust_remote_code": (False,),
+    "critic.model.lora_rank": (0,),
     "algorithm.use_pf_ppo": (False,),
+    "data.sampler.class_path": (None,),
+    "data.datagen.path": (None,),
     "reward.reward_manager.source": ("register",),
-    "reward.reward_manager.name": ("naive", "dapo", "gdpo"),  # naive, with the overlong buffer; with components
+    "reward.reward_manager.name": ("naive", "dapo", "gdpo"),
     "reward.reward_model.enable": (False,),
     "reward.sandbox_fusion.url": (None,),
     "reward_model.enable": (False,),
     "trainer.use_v1": (True,),
-    "trainer.rollout_data_dir": (None,),
-    "trainer.validation_data_dir": (None,),
-    "trainer.max_actor_ckpt_to_keep": (None,),
     "trainer.checkpoint_callback_class": (None,),
     "trainer.v1.separate_async.hybrid_rollout.enable_switch": (False,),
     "trainer.v1.sampler.sync_refill_failed_groups": (False,),
     "trainer.v1.sampler.custom_sampler.path": (None,),
     "transfer_queue.enable": (True,),
+    "async_training.staleness_threshold": (),
+    "async_training.trigger_parameter_sync_step": (),
+    "async_training.require_batches": (),
+    "async_training.partial_rollout": (True,),
+    "skip.rollout.enable": (False,),
+    "skip.rollout_tq.enable": (False,),
+    "skip.async_rollout.enable": (False,),
 }
 """Key -> the values that ask for nothing beyond what exists (usually verl's default). Any other one is an error."""
 
+for _fsdp in (f"{_ACTOR}.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp_config"):
+    UNAVAILABLE |= {f"{_fsdp}.mixed_precision": (None,), f"{_fsdp}.full_determinism": (False,)}
+for _optim in (f"{_ACTOR}.optim", "critic.optim"):
+    UNAVAILABLE |= {
+        f"{_optim}.optimizer": ("AdamW",),
+        f"{_optim}.optimizer_impl": ("torch.optim",),
+        f"{_optim}.num_cycles": (0.5,),
+        f"{_optim}.override_optimizer_config": (None, {}),
+    }
+
+REFUSED: tuple[str, ...] = (
+    f"{_MODEL}.override_config.*",
+    "critic.model.override_config.*",
+    "*.fsdp_config.mixed_precision.*",
+    "*.optim.override_optimizer_config.*",
+)
+"""Patterns of keys under such ones: anything but nothing is an error."""
+
+MEANT: dict[str, dict[str, str]] = {
+    "reward.reward_manager.name": {
+        "dapo": "reward.overlong_buffer takes its place; without it the score is the reward function's",
+        "gdpo": "algorithm.gdpo_reward_keys take its place",
+    },
+}
+"""Key -> an accepted value that means something -> by what it is done here; the note says so."""
+
+MIRRORED: dict[str, str] = {
+    "reward.reward_kwargs.max_resp_len": "data.max_response_length",
+    f"{_ROLLOUT}.prompt_length": "data.max_prompt_length",
+    f"{_ROLLOUT}.response_length": "data.max_response_length",
+    "critic.rollout_n": f"{_ROLLOUT}.n",
+}
+"""Key -> the key of ours that has to have the same value."""
+
 _FSDP = (
-    "wrap_policy*", "fsdp_size", "forward_prefetch", "use_orig_params", "offload_policy", "mixed_precision*", "seed",
-    "full_determinism", "use_torch_compile", "entropy_*", "strategy", "forward_only", "ulysses_*",
+    "wrap_policy*", "fsdp_size", "forward_prefetch", "use_orig_params", "offload_policy", "seed", "use_torch_compile",
+    "entropy_*", "strategy", "forward_only", "ulysses_*",
 )  # fmt: skip
 """Under each fsdp_config."""
 
 INERT: tuple[str, ...] = (
     *(f"{place}.fsdp_config.{key}" for place in (_ACTOR, "actor_rollout_ref.ref", "critic") for key in _FSDP),
-    *(f"critic.model.fsdp_config.{key}" for key in (*_FSDP, "param_offload", "optimizer_offload")),
     "hydra.*",
     "model_engine",
     "data.gen_batch_size",  # prompts are issued one by one, as the queue gives credit
@@ -82,7 +150,10 @@ INERT: tuple[str, ...] = (
     "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
     "actor_rollout_ref.ref.use_torch_compile",
     "actor_rollout_ref.ref.entropy_*",
+    f"{_MODEL}.override_config.attn_implementation",
     f"{_MODEL}.enable_activation_offload",
+    f"{_MODEL}.fused_kernel_options*",
+    f"{_MODEL}.tiled_mlp.*",
     f"{_MODEL}.use_liger",
     f"{_MODEL}.use_fused_kernels",
     f"{_MODEL}.use_shm",
@@ -91,14 +162,24 @@ INERT: tuple[str, ...] = (
     f"{_ACTOR}.data_loader_seed",
     f"{_ACTOR}.calculate_entropy",
     f"{_ACTOR}.use_torch_compile",
-    f"{_ACTOR}.checkpoint.*",
+    f"{_ACTOR}.entropy_from_logits_with_chunking",
+    f"{_ACTOR}.entropy_checkpointing",
+    "*.profiler.*",
+    f"{_ACTOR}.checkpoint.async_save",
+    f"{_ACTOR}.checkpoint.mbridge_config*",
     f"{_ROLLOUT}.nnodes",
-    f"{_ROLLOUT}.val_kwargs.*",  # validation is always done both sampled and greedily
     f"{_ROLLOUT}.n_gpus_per_node",
     f"{_ROLLOUT}.prompt_length",
     f"{_ROLLOUT}.response_length",
     f"{_ROLLOUT}.tensor_model_parallel_size",
     f"{_ROLLOUT}.data_parallel_size",
+    f"{_ROLLOUT}.expert_parallel_size",
+    f"{_ROLLOUT}.pipeline_model_parallel_size",
+    f"{_ROLLOUT}.cudagraph_capture_sizes",
+    f"{_ROLLOUT}.scheduling_policy",
+    f"{_ROLLOUT}.multi_stage_wake_up",
+    f"{_ROLLOUT}.layered_summon",
+    f"{_ROLLOUT}.skip.*",
     f"{_ROLLOUT}.gpu_memory_utilization",
     f"{_ROLLOUT}.max_num_batched_tokens",
     f"{_ROLLOUT}.enforce_eager",
@@ -118,7 +199,6 @@ INERT: tuple[str, ...] = (
     f"{_ROLLOUT}.prometheus.*",
     f"{_ROLLOUT}.disaggregation.*",
     "critic.rollout_n",
-    "critic.shuffle",
     "critic.data_loader_seed",
     "critic.nccl_timeout",
     "critic.ppo_micro_batch_size",
@@ -127,9 +207,6 @@ INERT: tuple[str, ...] = (
     "critic.use_dynamic_bsz_infer",
     "critic.checkpoint.*",
     "critic.model.tokenizer_path",
-    "critic.model.override_config*",
-    "critic.model.external_lib",
-    "critic.model.trust_remote_code",
     "critic.model.use_shm",
     "critic.model.enable_activation_offload",
     "reward.num_workers",
@@ -139,11 +216,16 @@ INERT: tuple[str, ...] = (
     "reward.reward_model.*",
     "reward.sandbox_fusion.*",
     "reward_model.*",
+    "algorithm.pf_ppo.*",
+    "data.use_shm",
+    "data.return_raw_input_ids",
+    "data.return_full_prompt",
+    "trainer.use_legacy_worker_impl",
     "trainer.balance_batch",
     "trainer.default_local_dir",
     "trainer.default_hdfs_dir",
     "trainer.del_local_ckpt_after_load",
-    "trainer.log_val_generations",
+    "trainer.max_critic_ckpt_to_keep",  # a checkpoint holds both
     "trainer.esi_redundant_time",
     "trainer.ray_wait_register_center_timeout",
     "trainer.v1.colocate_async.*",
@@ -183,6 +265,13 @@ VERL_DEFAULTS: dict[str, Any] = {
     f"{_ROLLOUT}.n": 1,
     "trainer.n_gpus_per_node": 8,
     "trainer.device": "cuda",
+    f"{_ROLLOUT}.val_kwargs.temperature": 0,
 }
 """Where verl's default is another than ours and changes what is computed or where: `streamrl config from-verl` writes
-it out when a script relies on it."""
+it out when a script relies on it, `python -m streamrl.main` says so."""
+
+VERL_DEFAULTS_ASYNC: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": False}
+"""The same, with another trainer_mode than sync."""
+
+VERL_ENTRY = ("--config-path=config", "--config-name=ppo_trainer", "--config-name=ppo_trainer.yaml")
+"""Arguments of verl's scripts that only name its own defaults."""

@@ -152,7 +152,10 @@ def test_keys_that_do_not_fit_together(valid: list[str], arguments: list[str], s
         (["data.train_files=nowhere.jsonl"], "there is no file nowhere.jsonl (looked in "),
         (["data.train_files=@tmp/train.csv"], "ends in .csv; readable are .jsonl, .json, .parquet"),
         (["actor_rollout_ref.model.path=''"], "actor_rollout_ref.model.path is not set"),
-        (["actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"], "it would be downloaded from the hub"),
+        (
+            ["actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"],
+            "without --dry-run `streamrl train` downloads it",
+        ),
         (["actor_rollout_ref.model.path=@tmp"], "has no config.json"),
         (["actor_rollout_ref.model.tokenizer_path=@tmp"], "there is no tokenizer in"),
         (["reward.custom_reward_function.path=/nowhere/reward.py"], "there is no file /nowhere/reward.py"),

@@ -33,8 +33,11 @@ def test_a_command_line_of_verl_starts_with_only_the_module_name_changed(valid: 
 
 def test_a_line_of_verl_passes_the_whole_start(valid: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert train([*arguments("GRPO", tmp_path), f"trainer.runs_dir={tmp_path}/runs", "--dry-run"]) == 0
-    (note,) = capsys.readouterr().err.splitlines()
+    note, micro_batches, _ = capsys.readouterr().err.splitlines()
     assert note.startswith("note: without effect here, kept for verl's sake: ")
+    assert micro_batches.startswith(
+        f"note: {ACTOR}.ppo_micro_batch_size_per_gpu=4, actor_rollout_ref.ref.log_prob_micro"
+    )
     for part in ("trainer.logger=wandb", f"{ROLLOUT}.name=vllm (torch instead)", f"{ROLLOUT}.enforce_eager"):
         assert part in note
 
@@ -116,7 +119,7 @@ def test_the_command_printed_reads_back_as_the_arguments(tmp_path: Path, capsys:
     assert shlex.split(output.out.replace("\\\n", "")) == [
         "streamrl", "train", "trainer.n_gpus_per_node=2", "trainer.logger=[console]",
         "data.train_files=$HOME/a.parquet", "algorithm.adv_estimator=gae",
-        "actor_rollout_ref.rollout.n=1", "trainer.device=cuda",
+        "actor_rollout_ref.rollout.n=1", "trainer.device=cuda", "actor_rollout_ref.rollout.val_kwargs.temperature=0",
     ]  # fmt: skip
     assert '"data.train_files=$HOME/a.parquet"' in output.out
     inert, added, reward = output.err.splitlines()
@@ -150,6 +153,32 @@ def test_a_file_that_starts_no_verl_says_so(tmp_path: Path, capsys: pytest.Captu
     assert says in capsys.readouterr().err
     assert main(["config", "from-verl", str(tmp_path / "nowhere.sh")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_quotes_are_only_as_many_as_needed(tmp_path: Path):
+    script = written(
+        tmp_path, "data.train_files=\"['/data/a.parquet','/data/b.parquet']\"", "trainer.logger='[console]'"
+    )
+    command = translate_file(script).command()
+    assert """ "data.train_files=['/data/a.parquet','/data/b.parquet']" """.strip() in command
+    assert "'trainer.logger=[console]'" in command
+
+
+def test_a_verl_line_started_here_names_the_defaults_it_relies_on_as_from_verl_writes_them_out(
+    valid: list[str], tmp_path: Path
+):
+    line = ["algorithm.adv_estimator=grpo", "trainer.device=cpu", "trainer.v1.trainer_mode=separate_async",
+            "trainer.v1.separate_async.parameter_sync_step=2"]  # fmt: skip
+    told = [text.split("=")[0] for text in load_config([*valid, *line]).unlike_verl]
+    assert told == [text.split("=")[0] for text in translate(line).added]
+    assert "algorithm.rollout_correction.bypass_mode" in told
+    assert load_config([*valid, *line]).unlike_verl[0] == f"{ROLLOUT}.n=8 (verl: 1)"
+
+
+def test_what_only_names_verls_own_defaults_is_no_argument():
+    line = ["--config-path=config", "--config-name=ppo_trainer", "trainer.nnodes=1"]
+    assert translate(line).problems == []
+    assert translate(line).arguments == ["trainer.nnodes=1"]
 
 
 def test_what_stands_in_for_a_value_of_verl_exists_and_the_value_does_not(valid: list[str]):

@@ -57,7 +57,7 @@ def test_the_command_line_fetches_a_model_and_a_dry_run_does_not(
     monkeypatch.setattr(hub, "fetch", fetch)
     arguments = [*valid, "actor_rollout_ref.model.path=some/model"]
     assert train([*arguments, "--dry-run"]) == 2
-    assert "it would be downloaded from the hub" in capsys.readouterr().err
+    assert "without --dry-run `streamrl train` downloads it from the hub" in capsys.readouterr().err
     assert asked == []
     assert train(arguments) == 2
     assert "could not be downloaded: no network" in capsys.readouterr().err
