@@ -72,7 +72,8 @@ def load_from_file(spec: str, kind: str) -> Any:
         raise PluginError(f"{kind} {spec!r}: there is no file {file}")
     module = _module_of(file)
     if not hasattr(module, name):
-        near = difflib.get_close_matches(name, public := [n for n in vars(module) if not n.startswith("_")], n=1)
+        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        near = difflib.get_close_matches(name, public := [n for n in own if not n.startswith("_")], n=1)
         raise PluginError(
             f"{kind} {spec!r}: {file.name} has no {name!r}; it has {', '.join(near or public) or 'nothing'}"
         )

@@ -29,6 +29,7 @@ from agent_loop.seeds import derive_seed
 from agent_loop.teacher import Teacher
 from agent_loop.tools.base import Tool
 from agent_loop.trajectory import Trajectory
+from agent_loop.user_code import place_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,6 +40,10 @@ others: ReMax)."""
 
 MAX_REASON = 500
 """Characters of a failure's reason that the queue keeps."""
+
+
+MAX_KINDS = 100
+"""Kinds of failure that are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class SessionRunner:
     on_span: SpanSink = no_spans
     teacher: Teacher | None = None
     images: ImageRenderer | None = None
+    told: set[tuple[str, str]] = field(default_factory=set)
+    """Type and place of the failures whose traceback is in the log."""
 
     async def run(
         self,
@@ -132,8 +139,18 @@ class SessionRunner:
             return Interrupted(str(cause))
         if isinstance(cause, TimeoutError | asyncio.CancelledError) and deadline.expired():
             return Failed(f"session did not end within {self.timeout:g} s")
-        logger.warning("session %s failed: %r", ctx.session, cause, exc_info=result)
+        self._tell(cause, result, ctx)
         return Failed(_reason(cause))
+
+    def _tell(self, cause: BaseException, error: BaseException, ctx: AgentContext) -> None:
+        """The traceback goes to the log once, not with every session that fails in the same way."""
+        kind = (type(cause).__name__, place_of(cause))
+        if kind in self.told:
+            logger.info("session %s failed likewise: %r", ctx.session, cause)
+            return
+        if len(self.told) < MAX_KINDS:
+            self.told.add(kind)
+        logger.warning("session %s failed: %r", ctx.session, cause, exc_info=error)
 
     async def _taught(
         self, teacher: Teacher, rows: SessionRows, ctx: AgentContext
@@ -230,8 +247,12 @@ async def contained(code: Coroutine[Any, Any, T]) -> T | BaseException:
 
 
 def _reason(cause: BaseException) -> str:
+    """On one line, ending with the line of the user's code that it came from."""
     own = "" if isinstance(cause, Exception) else " (raised by the agent's code, nothing outside asked for it)"
-    return f"{type(cause).__name__}{own}: {cause}"[:MAX_REASON]
+    place = place_of(cause)
+    where = f" ({place})" if place else ""
+    text = " ".join(str(cause).split())
+    return f"{type(cause).__name__}{own}: {text}"[: MAX_REASON - len(where)] + where
 
 
 def _check(trajectories: Any, loop: AgentLoop) -> None:

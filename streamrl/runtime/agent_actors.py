@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,13 @@ from ray.exceptions import RayActorError, RayError
 
 from agent_loop.llm.client import RoutedClient
 from agent_loop.llm.protocol import LLMServer
+from agent_loop.user_code import place_of
 from agent_loop.worker import AgentLoopWorker, WorkerConfig
 from streamrl.monitor.events import EventLog
+from streamrl.runtime.run_dir import LOGS
 from transfer_queue.client import QueueClient
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
@@ -29,6 +35,20 @@ class AgentWorkerActor:
         teachers: Mapping[str, LLMServer], run_dir: str,
     ) -> int:  # fmt: skip
         """Connect; the process id."""
+        write_to(Path(run_dir) / LOGS / f"{name}.log")
+        try:
+            await self._start(name, config, address, servers, teachers, run_dir)
+        except Exception as error:  # its traceback stays in this process
+            logger.exception("%s cannot start", name)
+            if place := place_of(error):
+                error.add_note(place)
+            raise
+        return os.getpid()
+
+    async def _start(
+        self, name: str, config: WorkerConfig, address: dict[str, str], servers: Mapping[str, LLMServer],
+        teachers: Mapping[str, LLMServer], run_dir: str,
+    ) -> None:  # fmt: skip
         self._events = EventLog(Path(run_dir) / "events", name)
         self._queue = await QueueClient.connect(address, name=name)
         self._llm = RoutedClient(servers)
@@ -36,7 +56,6 @@ class AgentWorkerActor:
         self._worker = AgentLoopWorker(
             self._queue, self._llm, config, name=name, on_span=self._events.span_at, teacher=self._teacher
         )
-        return os.getpid()
 
     async def serve(self) -> None:
         """Returns when stopped; an error of the worker is raised here."""
@@ -51,6 +70,19 @@ class AgentWorkerActor:
 
     async def stop(self) -> None:
         await self._worker.stop()
+
+
+def write_to(path: Path) -> None:
+    """All that this process prints and logs goes to the end of `path`: what a user's code says is found in the run
+    directory, not among Ray's files."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.close(file)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115  (for the life of the process)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    logging.basicConfig(level=logging.INFO, force=True, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 class RayWorker:

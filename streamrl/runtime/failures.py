@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamrl.errors import UserError
+from streamrl.runtime.run_dir import LOGS
 from transfer_queue.errors import QueueFull
 
 MIB = 1 << 20
@@ -53,6 +54,16 @@ def _full(error: BaseException) -> str:
         return f"{os.strerror(error.errno)} ({error.filename})" if error.filename else os.strerror(error.errno)
     text = str(error)  # of libraries that make an error of their own out of it
     return next((words for code in FULL if (words := os.strerror(code)) in text), "")
+
+
+def where_to_look(run: Path) -> str:
+    """The logs of a run that failed: first that of the agent worker in which the user's code did, if one did."""
+    found = [path for path in (run / LOGS).glob("*.log") if b"Traceback" in path.read_bytes()]
+    own = f"{run}/trainer.log"
+    if not found:
+        return own
+    newest = max(found, key=lambda path: path.stat().st_mtime)
+    return f"{newest} (tracebacks and prints of agents, tools and rewards; a file per worker) and {own}"
 
 
 def queue_failed(error: Exception) -> UserError:

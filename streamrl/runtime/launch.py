@@ -17,7 +17,7 @@ from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
 from streamrl.monitor.summary import Summary, print_summary
 from streamrl.monitor.terminal import TerminalView
-from streamrl.runtime.failures import explained, last_line
+from streamrl.runtime.failures import explained, last_line, where_to_look
 from streamrl.runtime.interrupts import INTERRUPTS
 from streamrl.runtime.run_dir import RunDirectory, resumable
 
@@ -47,7 +47,7 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
             raise error from None
         again = "; the same command resumes this run" if resumable(run.path) else ""
         console.print(
-            f"failed: {one_line(error)}\nsee {run.path}/trainer.log{again}",
+            f"failed: {one_line(error)}\nsee {where_to_look(run.path)}{again}",
             style="red",
             soft_wrap=True,
             markup=False,

@@ -4,6 +4,7 @@ config.yaml      the resolved configuration
 metrics.jsonl    one line per step            batches.jsonl   what was trained, by the trainer's own account
 events/          one event log per process    summary.json    the outcome, with its `status`
 checkpoints/     global_step_<k>/             queue/          the queue's journal, keys and address
+trainer.log      of the trainer's process     logs/           of each agent worker: what the user's code printed
 lock             held by the live run
 """
 
@@ -25,6 +26,9 @@ import yaml
 from streamrl.errors import UserError
 
 FINISHED = "finished"
+
+LOGS = "logs"
+"""Of a run directory: a file per agent worker."""
 
 MAX_CANDIDATES = 100
 """How many runs back a resume looks."""

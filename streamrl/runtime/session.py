@@ -35,6 +35,7 @@ class Session:
             if isinstance(cause, Exception):
                 cause = explained(cause, self._parts.run.path)
             log.error("the run failed", exc_info=error)
+            await self.trainer.report.last_look()
             await self._summarise("failed", f"{type(cause).__name__}: {cause}")
             self._parts.run.finished = not resumable(self._parts.run.path)
             if isinstance(cause, Exception):

@@ -84,6 +84,7 @@ class Trainer(ABC):
             stall_timeout=config.trainer.stall_timeout, max_failed=FAILED_BATCHES * self.groups_per_step,
             max_filtered=config.algorithm.filter_groups.max_num_gen_batches * self.groups_per_step,
             on_left=self._groups_left, on_lost_prompts=self._to_admit_again.put_nowait,
+            any_success=self.report.any_session_succeeded,
         )  # fmt: skip
         self.feeder = Feeder(
             parts.queue, parts.train_data, partition=PARTITION, n=config.actor_rollout_ref.rollout.n,

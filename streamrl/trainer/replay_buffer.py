@@ -25,6 +25,15 @@ log = logging.getLogger(__name__)
 LIVE = ("pending", "generating", "ready", "training")
 
 
+FIRST_GROUPS = 8
+"""When so many groups failed with the same type of error, and no session ever succeeded, the code is broken."""
+
+
+def kind_of(group: Group) -> str:
+    """The type of the error with which a group failed."""
+    return group.reason.removeprefix("failed: ").partition(":")[0]
+
+
 @dataclass(slots=True)
 class GroupBuffer:
     """Live groups of one partition as the change log tells them.
@@ -37,6 +46,10 @@ class GroupBuffer:
     depth: dict[str, int] = field(default_factory=dict)
     seq: int = -1
     failed_in_a_row: int = 0
+    kinds: set[str] = field(default_factory=set)
+    """Types of the errors of the first groups, as long as all of them failed."""
+    succeeded: bool = False
+    """Whether any group ever became ready."""
     _taken: set[str] = field(default_factory=set)
     lost_prompts: dict[str, Group] = field(default_factory=dict)
     place: dict[str, int] = field(default_factory=dict)
@@ -56,15 +69,23 @@ class GroupBuffer:
                 if group.state == "pending" and group.reason == "prompt lost":
                     self.lost_prompts[group.uid] = group
                 elif group.state == "ready":
-                    self.failed_in_a_row = 0
+                    self.failed_in_a_row, self.succeeded = 0, True
                 continue
             self.groups.pop(group.uid, None)
             if group.state in ("dropped", "dead"):
                 left.append(group)
-                self.failed_in_a_row += group.state == "dead" or group.reason.startswith("failed")
+                failed = group.state == "dead" or group.reason.startswith("failed")
+                self.failed_in_a_row += failed
+                if failed and not self.succeeded:
+                    self.kinds.add(kind_of(group))
         self.depth = dict(changes.depth)
         self.seq = changes.seq
         return left
+
+    @property
+    def all_failed_alike(self) -> bool:
+        """Whether the first groups, FIRST_GROUPS or more, failed with the same type of error."""
+        return not self.succeeded and self.failed_in_a_row >= FIRST_GROUPS and len(self.kinds) == 1
 
     def ready(self) -> list[Group]:
         """Ready groups that are not taken, oldest dispatch order first."""
@@ -109,7 +130,9 @@ class ReplayBuffer:
         max_filtered: int = 0,
         on_left: Callable[[list[Group]], None] = lambda groups: None,
         on_lost_prompts: Callable[[list[Group]], None] = lambda groups: None,
+        any_success: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`any_success`: whether any session ever succeeded, asked once, when the first groups all failed."""
         self.buffer = GroupBuffer()
         self._client = client
         self._partition = partition
@@ -124,6 +147,8 @@ class ReplayBuffer:
         self._on_left = on_left
         self._on_lost_prompts = on_lost_prompts
         self._last_failure = ""
+        self._any_success = any_success
+        self._hopeless: bool | None = None
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
@@ -212,10 +237,11 @@ class ReplayBuffer:
             raise failure
 
     def _failure(self) -> BaseException | None:
-        if self.buffer.failed_in_a_row >= self._max_failed:
+        if self._hopeless or self.buffer.failed_in_a_row >= self._max_failed:
+            none = ", and no session ever succeeded" if self._hopeless else ""
             return RuntimeError(
-                f"{self.buffer.failed_in_a_row} prompt groups in a row failed, the last with: {self._last_failure}. "
-                "The agent loop, its tools or the reward function is broken for every prompt"
+                f"{self.buffer.failed_in_a_row} prompt groups in a row failed{none}, the last with: "
+                f"{self._last_failure}. The agent loop, its tools or the reward function is broken for every prompt"
             )
         if self._task is None or not self._task.done():
             return None
@@ -232,7 +258,9 @@ class ReplayBuffer:
             left = self.buffer.apply(changes)
             if left:
                 failures = [group.reason for group in left if group.reason.startswith("failed")]
-                self._last_failure = failures[-1] if failures else self._last_failure
+                self._last_failure = failures[-1].removeprefix("failed: ") if failures else self._last_failure
+                if self._hopeless is None and self.buffer.all_failed_alike:
+                    self._hopeless = not self._any_success()
                 self._on_left(left)
             if self.buffer.lost_prompts:
                 self._on_lost_prompts(list(self.buffer.lost_prompts.values()))

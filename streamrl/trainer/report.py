@@ -5,15 +5,17 @@ The trainer calls one method at each point of its loop; everything shown is a vi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from agent_loop.llm.protocol import ServerLoad
 from streamrl.config import StreamRLConfig
 from streamrl.monitor.emit import emit_loads, emit_queue, emit_teachers, emit_trainer_version
-from streamrl.monitor.events import EventTail
+from streamrl.monitor.events import EventTail, read_events
 from streamrl.monitor.metrics_log import MetricsLog
 from streamrl.monitor.overlap import OverlapCollector
 from streamrl.monitor.overlap_account import RunOverlap
@@ -21,6 +23,7 @@ from streamrl.monitor.prometheus import KEY_FILE, Exporter
 from streamrl.monitor.registry import by_reason_class
 from streamrl.trainer.parts import Parts
 from streamrl.workers.step_metrics import LOWS, PEAKS
+from transfer_queue.errors import QueueError
 from transfer_queue.net.messages import Group, QueueStats
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 EMA = 0.9
 HOPELESS_STEPS = 2
 """First steps without any score but 0 after which the user is told what to look at."""
+LAST_LOOK_SECONDS = 5.0
 SUMMED = (
     "actor/optimizer_steps", "actor/steps_not_finite", "data/bytes_read", "data/bytes_written", "rows/trained",
     "perf/total_num_tokens",
@@ -174,6 +178,17 @@ class Reporter:
             self._metrics.close()
         if self.exporter is not None:
             self.exporter.close()
+
+    def any_session_succeeded(self) -> bool:
+        """Of all that are in the event log: reads it whole."""
+        told = (event.fields for event in read_events(self._parts.run.path) if event.name == "session")
+        return any(fields.get("status") == "success" for fields in told)
+
+    async def last_look(self) -> None:
+        """The queue's counts once more, when the run has failed; those known so far if it does not answer."""
+        with suppress(QueueError, TimeoutError):
+            async with asyncio.timeout(LAST_LOOK_SECONDS):
+                self.stats = await self._parts.queue.stats()
 
     @property
     def overlap(self) -> RunOverlap:

@@ -15,6 +15,7 @@ from statistics import mean
 from agent_loop.rows import PROMPT_FIELDS
 from streamrl.config.sections.rollout import ValidationSamplingConfig
 from streamrl.trainer.feeder import PromptSource
+from streamrl.trainer.replay_buffer import FIRST_GROUPS, kind_of
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.net.messages import Group, GroupSpec, TaskSpec
@@ -70,6 +71,9 @@ class _Round:
     ready: list[Group] = field(default_factory=list)
     failure: str = ""
     """Of the last session that failed."""
+    failed: int = 0
+    kinds: set[str] = field(default_factory=set)
+    """Types of their errors."""
 
     def fold(self, groups: list[Group]) -> None:
         for group in groups:
@@ -78,8 +82,18 @@ class _Round:
             if group.state == "ready":
                 self.ready.append(group)
             else:
-                self.failure = group.reason
+                self.failure = group.reason.removeprefix("failed: ")
+                self.failed += 1
+                self.kinds.add(kind_of(group))
             self.accuracies.scores[asked].append(float(group.rows[-1].tag["score"]) if group.state == "ready" else 0.0)
+
+    def check(self) -> None:
+        """Raises RuntimeError when the first answers all failed in the same way: so will the others."""
+        if not self.ready and self.failed >= FIRST_GROUPS and len(self.kinds) == 1 and self.expected:
+            raise RuntimeError(
+                f"the first {self.failed} sessions of the validation failed, the last with: {self.failure}. The agent "
+                "loop, its tools or the reward function is broken for every prompt"
+            )
 
 
 class Validator:
@@ -117,6 +131,7 @@ class Validator:
                     f"{next(iter(current.expected))}; depth {changes.depth}. Look at the agent workers and LLM servers"
                 )
             current.fold(changes.groups)
+            current.check()
             seq = changes.seq
         if not current.ready:
             raise RuntimeError(f"every session of the validation failed, the last with: {current.failure}")

@@ -140,7 +140,7 @@ def test_a_worker_that_dies_while_it_is_started_is_replaced_like_any_other() -> 
             await f.admit(["u"])
             assert (await f.settled(1))["u"].state == "ready"
             assert sorted(manager.workers) == ["agent-0-3"]
-            assert restarts == [
+            assert [(name, reason.partition(" (/")[0]) for name, reason in restarts] == [
                 ("agent-0", "it could not be started: RuntimeError: The actor is dead."),
                 ("agent-0-1", "it could not be started: TimeoutError: mine"),
                 ("agent-0-2", "it could not be started: TimeoutError: no answer within 5 s; see its log"),
@@ -160,7 +160,7 @@ def test_starts_that_keep_failing_end_the_run_with_the_reason(seconds: float, to
             error = caught.value.exceptions[0]
             assert isinstance(error, WorkersKeepDying)
             assert told in str(error)
-            assert str(error).endswith("it could not be started: OSError: no room")
+            assert f"it could not be started: OSError: no room ({__file__}:" in str(error), "where it was raised"
 
     run_virtual(main())
 

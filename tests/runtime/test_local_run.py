@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 
@@ -216,8 +217,26 @@ def test_a_loop_that_always_fails_stops_the_run_and_says_why(make_config, tmp_pa
     )
     console = Console(file=io.StringIO(), force_terminal=False, width=400)
     assert launch(config, directory, console) == 1
-    assert "prompt groups in a row failed" in console.file.getvalue()
-    assert read_summary(directory.path).status == "failed"
+    told = console.file.getvalue()
+    assert re.search(r"(8|9|1\d) prompt groups in a row failed, and no session ever succeeded", told), told
+    assert f"({tmp_path}/broken.py:" in told, "the user's file and line"
+    summary = read_summary(directory.path)
+    assert summary.status == "failed"
+    assert summary.groups.dropped["failed"] >= 8
+    log = (directory.path / "trainer.log").read_text() if (directory.path / "trainer.log").exists() else ""
+    assert log.count("Traceback") <= 2, "once for all sessions, and once for the run"
+
+
+def test_a_reward_that_is_broken_for_every_prompt_ends_the_first_validation_early(make_config, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("def compute_score(**_):\n    return {}['score']\n")
+    reward = f"reward.custom_reward_function.path={tmp_path}/reward.py"
+    config = make_config(reward, "data.val_max_samples=64")
+    directory = open_run(Path(config.trainer.runs_dir), "t", to_yaml(config), resume_mode="disable", resume_from=None)
+    console = Console(file=io.StringIO(), force_terminal=False, width=400)
+    assert launch(config, directory, console) == 1
+    told = console.file.getvalue()
+    assert "sessions of the validation failed, the last with: KeyError: 'score'" in told
+    assert f"({tmp_path}/reward.py:2 in compute_score: return {{}}['score'])" in told
 
 
 def test_a_weights_directory_that_somebody_else_could_have_made_is_an_error_before_anything_starts(make_config) -> None:

@@ -65,3 +65,20 @@ def test_a_group_is_too_old_when_its_oldest_token_exceeds_the_bound() -> None:
     assert Selection(3).unfit(mixed, 5) is None
     assert Selection(None).unfit(mixed, 50) is None
     assert oldest_version(mixed) == 2
+
+
+def test_the_first_groups_that_all_fail_alike_are_told_from_others() -> None:
+    def failed(count: int, error: str) -> GroupBuffer:
+        buffer = GroupBuffer()
+        buffer.apply(changes(1, *(group(f"u{i}", i, "dropped", reason=f"failed: {error}: {i}") for i in range(count))))
+        return buffer
+
+    assert failed(8, "KeyError").all_failed_alike
+    assert not failed(7, "KeyError").all_failed_alike
+    mixed = failed(7, "KeyError")
+    mixed.apply(changes(2, group("u8", 8, "dropped", reason="failed: ValueError: no")))
+    assert not mixed.all_failed_alike
+    once = GroupBuffer()
+    once.apply(changes(1, group("a", 0)))
+    once.apply(changes(2, *(group(f"u{i}", i, "dropped", reason="failed: KeyError: 1") for i in range(9))))
+    assert not once.all_failed_alike

@@ -1,0 +1,43 @@
+"""Where an exception came from, seen by the user: the last line of a file of theirs that it passed."""
+
+from __future__ import annotations
+
+import linecache
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+
+LONGEST_LINE = 100
+"""Characters shown of the line."""
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_PACKAGES = tuple(f"{_OURS}/{name}/" for name in ("agent_loop", "streamrl", "transfer_queue"))
+_LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def place_of(error: BaseException) -> str:
+    """`/home/me/reward.py:12 in compute_score: return 1 / 0`, or "" if no file of the user was on its way. Of an error
+    that was made out of another (`raise ... from`), the place of the first of them that has one."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        found = [(frame, line) for frame, line in _frames(current) if _is_users(frame)]
+        if found:
+            frame, line = found[-1]
+            code = frame.f_code
+            text = linecache.getline(code.co_filename, line).strip()[:LONGEST_LINE]
+            return f"{code.co_filename}:{line} in {code.co_name}" + (f": {text}" if text else "")
+        current = current.__cause__ or current.__context__
+    return ""
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    return walk_tb(error.__traceback__)
+
+
+def _is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not file.startswith(("<", *_PACKAGES, *_LIBRARIES))
