@@ -1,4 +1,4 @@
-"""The clients of a simulated queue: a feeder, generators, a trainer, writers of plain rows, a watcher.
+"""The clients of a simulated queue: a feeder, generators, a trainer, writers and readers of plain rows, a watcher.
 
 Each keeps what it knows in the ClientRecord, checks what it reads against it, and goes on from it after its death.
 """
@@ -20,7 +20,10 @@ from transfer_queue.keys import row_key
 from transfer_queue.ledger.groups import PROMPT_LOST
 from transfer_queue.net.messages import Group, GroupSpec, Leased, SessionClose, TaskSpec, Token
 
-TRAIN, PLAIN = "train", "plain"
+TRAIN, PLAIN, STREAM = "train", "plain", "stream"
+
+STREAMED = 24
+"""Rows that are put once and fetched once, two at a time."""
 
 TTL = 6.0
 
@@ -41,6 +44,9 @@ class Job:
         self.done = asyncio.Event()
         self.written = {0: 0, 1: 0}  # rounds of each writer of plain rows that are over
         self.version = 0
+        self.fetched: list[str] = []
+        self.unheard = 0  # fetches whose answer a death has taken
+        self.drained = False
 
     def start(self) -> None:
         spawn = self.world.spawn
@@ -51,9 +57,15 @@ class Job:
         spawn("watcher", self.watcher)
         for i in self.written:
             spawn(f"writer-{i}", lambda process, i=i: self.writer(process, i))
+            spawn(f"fetcher-{i}", self.fetcher)
+        spawn("streamer", self.streamer)
 
     def finished(self) -> bool:
-        return len(self.record.final) == self.groups and min(self.written.values()) >= self.rounds
+        trained = len(self.record.final) == self.groups
+        return trained and min(self.written.values()) >= self.rounds and self.drained
+
+    def progress(self) -> str:
+        return f"{len(self.record.final)} of {self.groups} groups, {self.written} rounds, {len(self.fetched)} fetched"
 
     # --- feeder ------------------------------------------------------------------------------------------------
 
@@ -119,7 +131,7 @@ class Job:
         values = [self._bytes() for _ in keys]
         objects = [{"at": self.world.loop.time(), "by": process.name, "i": i} for i in range(rows)]
         whole = digest(*values, *objects)
-        tags = [{"max_global_steps": self.version, "digest": whole} for _ in keys]
+        tags = [{"max_global_steps": self.version, "digest": digest(*row)} for row in zip(values, objects, strict=True)]
         async with self._attempt(process, [(group.uid, session)], [whole]):
             await client.put(
                 TRAIN, keys, {"x": values, "o": objects}, tags=tags, token=token,
@@ -192,9 +204,13 @@ class Job:
         tags = {row.key: row.tag for row in group.rows}
         for session, keys in sessions.items():
             keys.sort()
-            got = await client.get(TRAIN, keys, ["x", "o"])
-            found = digest(*got["x"].rows_list(), *got["o"].rows_list())
-            assert all(tags[key]["digest"] == found for key in keys), f"I10: {keys} and their tags differ"
+            located, got = await client.read_again(lambda keys=keys: client.lookup(TRAIN, keys, ["x", "o"]))
+            if located.keys != keys or located.tags != [tags[key] for key in keys]:
+                raise NotFound(f"{keys} are gone, or others than those that were leased")
+            values, objects = got["x"].rows_list(), got["o"].rows_list()
+            rows = [digest(*row) for row in zip(values, objects, strict=True)]
+            assert rows == [tag["digest"] for tag in located.tags], f"I10: {keys} and their tags differ"
+            found = digest(*values, *objects)
             allowed = self.record.register((group.uid, session)).allowed(self.world.loop.time())
             assert found in allowed, f"I10: {keys} hold what nobody (or somebody else) wrote"
             self.record.reads += len(keys)
@@ -244,6 +260,47 @@ class Job:
             allowed |= {None} if self.world.losses else set()
             assert found in allowed, f"{key}: {'lost' if found is None else 'other bytes'}; allowed {allowed}"
             self.record.reads += 1
+
+    # --- rows that are consumed ----------------------------------------------------------------------------------
+
+    async def streamer(self, process: Process) -> None:
+        client = await process.connect()
+        for i in range(0, STREAMED, 2):
+            keys = [f"s{i}", f"s{i + 1}"]
+            if self.record.register(keys[0]).acknowledged():
+                continue
+            values = [np.full(20, int(key[1:])) for key in keys]
+            async with self._attempt(process, keys, [digest(value) for value in values]):
+                await client.put(STREAM, keys, {"v": values})
+            await asyncio.sleep(self.random.uniform(0.0, 0.5))
+        await client.close()
+
+    async def fetcher(self, process: Process) -> None:
+        """Nobody gets what another one got; what a death takes is gone."""
+        client = await process.connect()
+        while not self.drained:
+            heard, streamed = False, self._streamed()
+            try:
+                rows = await client.fetch(STREAM, "read", ["v"], 2, wait=2.0, drained=True)
+                heard = True
+            except DeadlineExceeded:
+                self.drained = self.world.losses > 0 and streamed  # one row may be left
+                heard = True
+                continue
+            except NotFound:  # they were lost before their answer came
+                assert self.world.losses, "rows that were fetched are gone"
+                continue
+            finally:
+                self.unheard += not heard
+            again = set(rows.keys) & set(self.fetched)
+            assert not again, f"{sorted(again)} were fetched twice"
+            self.fetched += rows.keys
+            self.drained = not rows.keys and streamed
+            await asyncio.sleep(self.random.uniform(0.0, 0.5))
+        await client.close()
+
+    def _streamed(self) -> bool:
+        return self.record.register(f"s{STREAMED - 1}").acknowledged()
 
     # --- watcher ---------------------------------------------------------------------------------------------------
 

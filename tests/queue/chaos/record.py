@@ -36,6 +36,9 @@ class Register:
         self.attempts.append(Attempt(digest, now))
         return self.attempts[-1]
 
+    def acknowledged(self) -> bool:
+        return any(attempt.outcome == "acknowledged" for attempt in self.attempts)
+
     def allowed(self, now: float) -> set[str | None]:
         """The digests that may stand there: no attempt that was surely followed by an acknowledged one."""
         likely = [a for a in self.attempts if a.outcome != "refused"]

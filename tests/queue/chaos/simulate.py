@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.queue.chaos.actors import PLAIN, TRAIN, Job
+from tests.queue.chaos.actors import PLAIN, STREAMED, TRAIN, Job
 from tests.queue.chaos.loop import SeededLoop, run_seeded
 from tests.queue.chaos.world import Faults, World
 from transfer_queue.failpoints import FAILPOINTS
@@ -91,7 +91,7 @@ async def _from_start_to_end(world: World, seed: int, job: Job) -> Outcome:
     world.end_faults()
     deadline = world.loop.time() + PATIENCE
     while not job.finished():
-        assert world.loop.time() < deadline, f"not done: {len(job.record.final)} of {job.groups} groups, {job.written}"
+        assert world.loop.time() < deadline, f"not done: {job.progress()}"
         await asyncio.sleep(1.0)
         world.check()
     await _judge(world, job)
@@ -109,6 +109,8 @@ async def _judge(world: World, job: Job) -> None:
     assert set(record.groups) == set(job.sizes), "not all groups were acknowledged"
     counts = Counter(uid for _, uids in record.batches for uid in uids)
     assert counts == dict.fromkeys(job.sizes, 1), f"trained: {counts}"
+    missing = STREAMED - len(job.fetched)
+    assert missing <= 2 * job.unheard or world.losses, f"{missing} rows were fetched by nobody, {job.unheard} unheard"
     judged = asyncio.Event()
 
     async def judge(process) -> None:

@@ -184,7 +184,7 @@ class World:
                 mock.patch.object(transport, "check_endpoint"),
                 mock.patch.object(access, "BulkClient", _Elsewhere),
                 mock.patch.object(unit_files, "first_incarnation", partial(self.random.randrange, 1 << 20)),
-                mock.patch.object(history, "TAIL", 0.004),
+                mock.patch.object(history, "TAIL", 0.001),
                 mock.patch.object(Journal, "append", watched_append),
                 mock.patch.object(os, "fsync"),
             ):
