@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from agent_loop.plugins import PluginError
 from agent_loop.rows import MAX_COMPONENTS
 from streamrl.algorithms.advantages import estimator
 from streamrl.algorithms.thresholds import parse_threshold, rejection_rules
 from streamrl.config.derive import estimator_needs
+from streamrl.config.paths import split_file_object
 from streamrl.config.root import StreamRLConfig
+from streamrl.config.signatures import ESTIMATOR, misfits
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -26,6 +29,10 @@ def algorithm(config: StreamRLConfig) -> Iterator[str]:
         estimator(algorithm.adv_estimator)
     except PluginError as error:
         yield f"algorithm.adv_estimator: {error}"
+    else:
+        if of_file := split_file_object(algorithm.adv_estimator):
+            found = misfits(Path(of_file[0]), of_file[1], ESTIMATOR)
+            yield from (f"algorithm.adv_estimator: {problem}" for problem in found)
     if algorithm.adv_estimator in COMPARES_SAMPLES and n < 2:
         yield (
             f"{ROLLOUT}.n={n}: algorithm.adv_estimator={algorithm.adv_estimator} compares the samples of a prompt and "

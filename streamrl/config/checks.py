@@ -13,9 +13,10 @@ from agent_loop.plugins import PluginError, is_path_spec
 from agent_loop.rewards import REWARDS
 from agent_loop.tools.base import load_tool
 from streamrl.config import algorithm_checks, data_files, hub
-from streamrl.config.paths import defines, find, looked_in, registered, split_file_object
+from streamrl.config.paths import defines, definitions, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.sections.types import MIN_TEMPERATURE
+from streamrl.config.signatures import POLICY_LOSS, REWARD, Caller, misfits
 from streamrl.config.teacher_checks import teacher
 from streamrl.errors import ConfigError
 
@@ -165,11 +166,13 @@ def _context(config: StreamRLConfig) -> Iterator[str]:
 def _code(config: StreamRLConfig) -> Iterator[str]:
     custom = config.reward.custom_reward_function
     if custom.path:
-        yield from _file_object("reward.custom_reward_function.path", custom.path, custom.name)
+        key = "reward.custom_reward_function.path"
+        yield from _file_object(key, custom.path, custom.name, REWARD, tuple(custom.reward_kwargs))
     rollout, loss = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.policy_loss
+    if written := split_file_object(loss.loss_mode):
+        yield from _file_object(f"{ACTOR}.policy_loss.loss_mode", *written, POLICY_LOSS)
     for key, names in ((f"{ROLLOUT}.agent.default_agent_loop", [rollout.agent.default_agent_loop]),
-                       (f"{ROLLOUT}.tools", rollout.tools),
-                       (f"{ACTOR}.policy_loss.loss_mode", [loss.loss_mode])):  # fmt: skip
+                       (f"{ROLLOUT}.tools", rollout.tools)):  # fmt: skip
         for reference in filter(None, map(split_file_object, names)):
             yield from _file_object(key, *reference)
 
@@ -201,13 +204,18 @@ def _names(config: StreamRLConfig) -> Iterator[str]:
             yield f"{ROLLOUT}.tools.{name}: {error}"
 
 
-def _file_object(key: str, file: str, name: str) -> Iterator[str]:
+def _file_object(
+    key: str, file: str, name: str, caller: Caller | None = None, more: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """A file that does not define `name`, or, where it is a function with a `caller`, takes other arguments."""
     if not Path(file).is_file():
         yield f"{key}: there is no file {file}{looked_in(file)}"
         return
     try:
         if not defines(Path(file), name):
-            yield f"{key}: {file} defines no {name}"
+            yield f"{key}: {file} defines no {name}; it defines {', '.join(definitions(Path(file))) or 'nothing'}"
+        elif caller is not None:
+            yield from (f"{key}: {problem}" for problem in misfits(Path(file), name, caller, more))
     except (SyntaxError, UnicodeDecodeError) as error:
         yield f"{key}: {file} is no valid Python: {error}"
 

@@ -50,6 +50,13 @@ def defines(file: Path, name: str) -> bool:
     return name in {bound for node in tree.body for bound in _bound_names(node)}
 
 
+def definitions(file: Path) -> list[str]:
+    """The public functions and classes that stand in the file itself. Raises SyntaxError."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    found = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    return [name for name in found if not name.startswith("_")]
+
+
 @cache
 def registered(package: str, decorator: str) -> list[str]:
     """The names that the modules of a package of ours register at their top level; importing them may load torch."""
