@@ -1,4 +1,4 @@
-"""A function of the user's that cannot be called as it will be is an error at the start, which says how it is called."""
+"""A function of the user's that cannot be called as it will be is an error at the start, which says how it will."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def arguments(setting: str, text: str, directory: Path) -> list[str]:
         ),
         ("reward", "def f(data_sources, solution_strs, ground_truths, extra_infos): ...", "one answer at a time"),
         ("reward", "def f(prompts, completions, **kwargs): ...", "written for TRL"),
-        ("estimator", VERL_ESTIMATOR, "f(token_level_rewards, response_mask, index, epsilon=Ellipsis"),
+        (
+            "estimator",
+            VERL_ESTIMATOR,
+            "f(token_level_rewards, response_mask, index, epsilon=..., config=..., **kwargs) is called as",
+        ),
         ("estimator", VERL_ESTIMATOR, "it is written for verl: here `scores` has one number per session"),
         ("estimator", "def f(token_level_rewards, response_mask): ...", "it is written for verl"),
         ("estimator", "def f(scores): ...", "f(scores, group_index)"),
@@ -90,7 +94,7 @@ def test_an_estimator_of_tokens_is_called_with_rewards_and_masks(tmp_path: Path)
     file = tmp_path / "mine.py"
     for needs, fits in (("rewards, masks, gamma", True), ("rewards, masks, theta", False)):
         file.write_text(f"@register_advantage('mine', per='token')\ndef f({needs}): ...\n")
-        assert list(misfits(file, "f", ESTIMATOR)) == [] or not fits
+        assert (list(misfits(file, "f", ESTIMATOR)) == []) is fits
 
 
 def test_what_estimators_may_ask_for_is_what_they_are_given():
