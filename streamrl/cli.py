@@ -192,7 +192,9 @@ def _checked(overrides: Sequence[str], config_dir: str | None, *, like_verl: boo
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     config = loaded.config
-    train, val = train_dataset(config), val_dataset(config)
+    if config.trainer.replay is not None:
+        _check_replay(config)
+    train, val = train_dataset(config, _progress), val_dataset(config, _progress)
     for key, dataset in (("data.train_files", train), ("data.val_files", val)):
         if dataset is not None and dataset.left_out:
             print(
@@ -204,14 +206,33 @@ def _checked(overrides: Sequence[str], config_dir: str | None, *, like_verl: boo
     return replace(config, trainer=replace(config.trainer, total_training_steps=steps))
 
 
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _check_replay(config: StreamRLConfig) -> None:
+    """Raises UserError for a recording that this configuration cannot train again."""
+    from streamrl.recording.record import Recording
+
+    trainer = config.trainer
+    recording = Recording(Path(trainer.replay or ""))
+    recording.check(config)
+    if trainer.total_training_steps is not None and trainer.total_training_steps > max(recording.steps):
+        print(
+            f"note: trainer.total_training_steps={trainer.total_training_steps}: {trainer.replay} recorded "
+            f"{max(recording.steps)} steps; the replay ends with them",
+            file=sys.stderr,
+        )
+
+
 def _launch(config: StreamRLConfig) -> int:
     from streamrl.runtime.launch import launch
-    from streamrl.runtime.run_dir import open_run
+    from streamrl.runtime.run_dir import open_run, run_name
 
     trainer = config.trainer
     run = open_run(
         Path(trainer.runs_dir),
-        trainer.experiment_name,
+        run_name(config),
         to_yaml(config),
         resume_mode=trainer.resume_mode,
         resume_from=Path(trainer.resume_from_path) if trainer.resume_from_path else None,

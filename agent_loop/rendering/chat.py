@@ -44,6 +44,10 @@ class RenderingError(ValueError):
     """The model directory or its chat template cannot render what was asked."""
 
 
+class TemplateArgumentError(RenderingError):
+    """An argument that the chat template does not take."""
+
+
 class ChatTokenizer:
     """A tokenizer with its chat template. Stateless after construction, so one serves all sessions of a process."""
 
@@ -212,11 +216,13 @@ def _check_given(given: Mapping[str, Any], read: set[str]) -> None:
     """Raises RenderingError for arguments of a template that cannot be what was meant."""
     for name in given:
         if name in _OURS:
-            raise RenderingError(f"the chat template's argument {name!r} is set for each prompt and cannot be given")
+            raise TemplateArgumentError(
+                f"the chat template's argument {name!r} is set for each prompt and cannot be given"
+            )
         if name not in read:
             others = sorted(other for other in read - {*_OURS, *_environment().globals} if not other.endswith("_token"))
             instead = f"it asks for {', '.join(others)}" if others else "it takes no arguments of its own"
-            raise RenderingError(f"the chat template does not ask for {name!r}; {instead}")
+            raise TemplateArgumentError(f"the chat template does not ask for {name!r}; {instead}")
 
 
 def _template_text(path: Path, config: dict[str, Any]) -> str:

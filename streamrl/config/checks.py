@@ -158,8 +158,9 @@ def _context(config: StreamRLConfig) -> Iterator[str]:
         return
     if isinstance(limit, int) and asked is not None and asked > limit:
         yield (
-            f"{ROLLOUT}.max_model_len={asked} (by default data.max_prompt_length + data.max_response_length) exceeds "
-            f"the model's max_position_embeddings={limit}; lower it"
+            f"{ROLLOUT}.max_model_len={asked} (by default data.max_prompt_length={config.data.max_prompt_length} + "
+            f"data.max_response_length={config.data.max_response_length}) exceeds the model's max_position_embeddings="
+            f"{limit}; lower data.max_prompt_length or data.max_response_length"
         )
 
 
@@ -230,8 +231,11 @@ def _directories(config: StreamRLConfig) -> Iterator[str]:
     elif (path := trainer.resume_from_path) and not Path(path).is_dir():
         yield f"trainer.resume_from_path: there is no directory {path}{looked_in(path)}"
     if trainer.replay is not None:
-        if not Path(trainer.replay, "batches.jsonl").is_file():
+        replayed = Path(trainer.replay)
+        if not (replayed / "batches.jsonl").is_file():
             yield f"trainer.replay: {trainer.replay} is no run directory{looked_in(trainer.replay)}"
+        elif not any(replayed.glob("trajectories/step-*.safetensors")):
+            yield f"trainer.replay: {replayed} holds no trajectories; record a run with trainer.record=true first"
         if trainer.record:
             yield "trainer.record with trainer.replay would record the same trajectories again; leave one of them out"
     if storage is not None and not (Path(storage).is_dir() and os.access(storage, os.W_OK)):

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ from streamrl.errors import DatasetError
 
 log = logging.getLogger(__name__)
 
-LOGGED_EVERY = 250_000
-"""Rows; half a minute of reading."""
+TOLD_EVERY = 5.0
+"""Seconds of reading."""
+Tell = Callable[[str], None]
+"""Takes a line about how far reading is."""
 
 
 class PromptDataset:
@@ -64,20 +67,25 @@ class PromptDataset:
         columns: Columns = DEFAULT,
         limit: PromptLimit | None = None,
         check: Callable[[dict[str, Any], Place], None] | None = None,
+        tell: Tell = log.info,
     ) -> PromptDataset:
         """Rows as some framework wrote them, checked, by `check` too, in one pass that holds a few of them at a time.
         With `max_samples` >= 0 a part of them, drawn by the seed if `shuffle`, else the first; `limit` then says what
-        happens to long prompts. Raises DatasetError naming file, line and column; `name` is the word for all rows."""
+        happens to long prompts. Every few seconds `tell` gets a line. Raises DatasetError naming file, line and column;
+        `name` is the word for all rows."""
         rows = PackedRows()
+        begun = told = monotonic()
 
         def packed() -> Iterator[Placed]:
+            nonlocal told
             for place, row in taken(sources, max_samples, seed if shuffle else None):
                 prompt = prompt_row(row, place, columns)
                 if check is not None:
                     check(prompt, place)
                 rows.append(prompt, place)
-                if len(rows) % LOGGED_EVERY == 0:
-                    log.info("%s: %d rows are read", name, len(rows))
+                if (now := monotonic()) >= told + TOLD_EVERY:
+                    told = now
+                    tell(f"reading {name}: {len(rows):,} rows in {now - begun:.0f} s")
                 yield place, prompt
 
         left_out = 0

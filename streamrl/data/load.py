@@ -10,23 +10,24 @@ import agent_loop.loops.single_turn  # noqa: F401  # registers itself
 from agent_loop.loop import AGENT_LOOPS
 from agent_loop.loops.tool import selected_tools
 from agent_loop.plugins import PluginError, is_path_spec, load_from_file
-from agent_loop.rendering.chat import ChatTokenizer, RenderingError
+from agent_loop.rendering.chat import ChatTokenizer, RenderingError, TemplateArgumentError
 from agent_loop.rendering.images import has_processor, media_shown
 from agent_loop.tools.base import Tool, load_tool, tool_schema
 from streamrl.config import StreamRLConfig
 from streamrl.config.sections.data import DataConfig
 from streamrl.data.columns import Columns
-from streamrl.data.dataset import PromptDataset
+from streamrl.data.dataset import PromptDataset, Tell, log
 from streamrl.data.formats import Place, found
 from streamrl.data.lengths import PromptLimit
 from streamrl.data.sources import Indexed, Once, Source, sources_of
 from streamrl.errors import DatasetError
 
 
-def train_dataset(config: StreamRLConfig) -> PromptDataset:
-    """Raises DatasetError, also when there are fewer prompts than one batch takes."""
+def train_dataset(config: StreamRLConfig, tell: Tell = log.info) -> PromptDataset:
+    """Every few seconds of reading `tell` gets a line. Raises DatasetError, also when there are fewer prompts than one
+    batch takes."""
     data = config.data
-    dataset = _dataset(config, "train", data.train_files, data.train_max_samples, data.seed or 0, data.shuffle)
+    dataset = _dataset(config, "train", data.train_files, data.train_max_samples, data.seed or 0, data.shuffle, tell)
     if len(dataset) < data.train_batch_size:
         raise DatasetError(
             f"{', '.join(data.train_files)}: {len(dataset)} prompts are fewer than data.train_batch_size="
@@ -35,10 +36,10 @@ def train_dataset(config: StreamRLConfig) -> PromptDataset:
     return dataset
 
 
-def val_dataset(config: StreamRLConfig) -> PromptDataset | None:
+def val_dataset(config: StreamRLConfig, tell: Tell = log.info) -> PromptDataset | None:
     """In the order of the files; None when no validation file is named. Raises DatasetError."""
     data = config.data
-    return _dataset(config, "val", data.val_files, data.val_max_samples, 0, False) if data.val_files else None
+    return _dataset(config, "val", data.val_files, data.val_max_samples, 0, False, tell) if data.val_files else None
 
 
 def training_steps(config: StreamRLConfig, rows: int) -> int:
@@ -48,7 +49,7 @@ def training_steps(config: StreamRLConfig, rows: int) -> int:
 
 
 def _dataset(
-    config: StreamRLConfig, split: str, files: tuple[str, ...], max_samples: int, seed: int, shuffle: bool
+    config: StreamRLConfig, split: str, files: tuple[str, ...], max_samples: int, seed: int, shuffle: bool, tell: Tell
 ) -> PromptDataset:
     return PromptDataset.from_sources(
         _sources(config.data, files, split),
@@ -59,6 +60,7 @@ def _dataset(
         columns=columns_of(config.data),
         limit=_limit(config),
         check=_check(config),
+        tell=tell,
     )
 
 
@@ -145,6 +147,11 @@ def _limit(config: StreamRLConfig) -> PromptLimit | None:
     try:
         chat = ChatTokenizer.from_pretrained(path, data.apply_chat_template_kwargs)
         loaded = [load_tool(spec, **settings) for spec, settings in rollout.tools.items()]
+    except TemplateArgumentError as error:
+        raise DatasetError(
+            f"data.apply_chat_template_kwargs={data.apply_chat_template_kwargs}: {error}; leave out what it does not "
+            f"take (the template is that of {path})"
+        ) from error
     except (RenderingError, PluginError) as error:
         raise DatasetError(f"the prompts cannot be counted: {error}") from error
     tools = {tool.name: tool for tool in loaded}

@@ -65,7 +65,10 @@ class _Reader:
         """`before` is a column that would have done as well."""
         if (value := self.value(column)) is not None:
             return value
-        first, *others = (*((self.columns.names(before)) if before else ()), *self.columns.names(column))
+        names = (*((self.columns.names(before)) if before else ()), *self.columns.names(column))
+        if null := next((name for name in names if name in self.row), None):
+            raise DatasetError(f"{self.place}: column {null!r} is null; give it a value, or leave the row out")
+        first, *others = names
         instead = f" (and {', '.join(others)})" if others else ""
         has = ", ".join(self.row) or "no columns"
         raise DatasetError(f"{self.place}: column {first!r}{instead} is missing; the row has {has}")

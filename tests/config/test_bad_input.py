@@ -286,5 +286,5 @@ def test_a_free_port_passes(valid: list[str]):
 
 
 def test_a_context_longer_than_the_model_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"max_model_len=1064 .* exceeds the model's max_position_embeddings=256"):
+    with pytest.raises(ConfigError, match=r"max_model_len=1064 .* exceeds .*=256; lower data.max_prompt_length or"):
         load_config(["experiment=calculator", "data.max_response_length=1000"])

@@ -166,7 +166,11 @@ def test_arguments_of_the_template_count_and_reach_the_agents(valid: list[str], 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("+data.apply_chat_template_kwargs.enable_thinking=false", "does not ask for 'enable_thinking'"),
+        (
+            "+data.apply_chat_template_kwargs.enable_thinking=false",
+            "error: data.apply_chat_template_kwargs={'enable_thinking': False}: the chat template does not ask for "
+            "'enable_thinking'",
+        ),
         ("data.apply_chat_template_kwargs={a:{b:1}}", "it takes a mapping to plain values or lists of them"),
     ],
 )

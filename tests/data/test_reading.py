@@ -91,20 +91,14 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            {"prompt": None},
-            "line 2: column 'prompt' (and input) is missing; the row has prompt, data_source",
-        ),
+        ({"prompt": None}, "line 2: column 'prompt' is null; give it a value"),
         ({"prompt": 3}, "line 2, column 'prompt': expected chat messages or a string, found int 3"),
         ({"prompt": []}, "line 2, column 'prompt': expected chat messages or a string, found list []"),
         ({"prompt": [{"role": "boss", "content": "x"}]}, "column 'prompt', message 1: expected"),
         ({"prompt": [{"role": "user", "content": "x"}, {"role": "user"}]}, "column 'prompt', message 2: expected"),
-        ({"data_source": None}, "line 2: column 'data_source' (and env_class) is missing"),
+        ({"data_source": None}, "line 2: column 'data_source' is null"),
         ({"data_source": 7}, "line 2, column 'data_source': expected a string, found int 7"),
-        (
-            {"reward_model": None},
-            "column 'reward_model' (and reward_spec, ground_truth, answer, solution, label) is missing",
-        ),
+        ({"reward_model": None}, "line 2: column 'reward_model' is null"),
         ({"reward_model": "2"}, "column 'reward_model': expected an object, found str"),
         ({"reward_model": {"style": "rule"}}, "column 'reward_model': expected a key 'ground_truth', found dict"),
         ({"extra_info": [1]}, "column 'extra_info': expected an object, found list [1]"),
@@ -196,4 +190,22 @@ def test_a_column_whose_name_is_not_utf8_is_an_error_of_the_file(tmp_path: Path,
     file = written(tmp_path / f"a{suffix}", [GOOD | {"MARK": 1}])
     file.write_bytes(file.read_bytes().replace(b"MARK", b"MAR\xff"))
     with pytest.raises(DatasetError, match=f"a{suffix}: "):
+        PromptDataset.from_files([file])
+
+
+def test_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("streamrl.data.dataset.TOLD_EVERY", 0.0)
+    file = tmp_path / "a.jsonl"
+    file.write_text(f"{json.dumps(GOOD)}\n" * 3)
+    told: list[str] = []
+    PromptDataset.from_files([file], tell=told.append)
+    assert told == [f"reading {file}: {rows} rows in 0 s" for rows in (1, 2, 3)]
+
+
+def test_a_missing_column_is_no_null_one(tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({key: value for key, value in GOOD.items() if key != "prompt"}) + "\n")
+    with pytest.raises(
+        DatasetError, match=r"line 1: column 'prompt' \(and input\) is missing; the row has data_source"
+    ):
         PromptDataset.from_files([file])

@@ -48,9 +48,9 @@ class TrainerConfig:
     """None: total_epochs times the full batches in the dataset."""
     total_epochs: PositiveInt = 30
     project_name: Name = "streamrl"
-    """A label, kept in the resolved configuration."""
+    """Names the run directory, <runs_dir>/<time>-<project_name>-<experiment_name>, as far as they are given."""
     experiment_name: Name = "run"
-    """Names the run directory: <runs_dir>/<time>-<experiment_name>."""
+    """Where neither is given, the model's directory names the run."""
     nnodes: PositiveInt = 1
     n_gpus_per_node: PositiveInt = 1
     """Training ranks per node; with device=cpu a rank is one process with one thread."""
