@@ -236,10 +236,12 @@ def _launch(config: StreamRLConfig) -> int:
         to_yaml(config),
         resume_mode=trainer.resume_mode,
         resume_from=Path(trainer.resume_from_path) if trainer.resume_from_path else None,
+        replayed=trainer.replay,
     )
     try:
         return launch(config, run)
     finally:
+        run.give_latest_back()
         run.release()
 
 

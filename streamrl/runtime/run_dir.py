@@ -1,4 +1,4 @@
-"""Run directories: `runs/<time>-<name>`, with `runs/latest` pointing to the newest.
+"""Run directories: `runs/<time>-<name>`, with `runs/latest` pointing to the newest that trained something.
 
 config.yaml      the resolved configuration
 metrics.jsonl    one line per step            batches.jsonl   what was trained, by the trainer's own account
@@ -14,21 +14,28 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from streamrl.config.root import StreamRLConfig
+from streamrl.config.sections.trainer import TrainerConfig
 from streamrl.errors import UserError
 
 FINISHED = "finished"
 
 LOGS = "logs"
 """Of a run directory: a file per agent worker."""
+
+MAX_NAME = 100
+"""Characters of a run's name."""
 
 MAX_CANDIDATES = 100
 """How many runs back a resume looks."""
@@ -49,6 +56,8 @@ class RunDirectory:
     """Set when the run reached its end: what a resume would need may go."""
     note: str = ""
     """What the user should know: an unfinished run that is not continued, and why."""
+    _before: str | None = None
+    """Where `latest` pointed before this run."""
 
     @property
     def metrics(self) -> Path:
@@ -70,11 +79,28 @@ class RunDirectory:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    def give_latest_back(self) -> None:
+        """To the run before, if this one ended before its first step: what `latest` names can be looked at."""
+        if self._before is None or _latest(self.path.parent) != self.path.name or _has_trained(self.batches):
+            return
+        with suppress(OSError):
+            if (self.path.parent / self._before).is_dir():
+                _point_latest(self.path.parent, self._before)
+
     def release(self) -> None:
         """Give up the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def run_name(config: StreamRLConfig) -> str:
+    """What a run is called behind its time: project and experiment, as far as they were given, else its model."""
+    trainer, given = config.trainer, TrainerConfig()
+    pairs = ((trainer.project_name, given.project_name), (trainer.experiment_name, given.experiment_name))
+    chosen = [name for name, default in pairs if name != default]
+    name = "-".join(chosen) or Path(config.actor_rollout_ref.model.path).name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:MAX_NAME].strip("-.") or given.experiment_name
 
 
 def status_of(path: Path) -> str:
@@ -85,8 +111,11 @@ def status_of(path: Path) -> str:
         return "killed"
 
 
-def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resume_from: Path | None) -> RunDirectory:
-    """The directory to run in: the one to resume, or a new one.
+def open_run(
+    runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resume_from: Path | None, replayed: str | None = None
+) -> RunDirectory:
+    """The directory to run in: the one to resume, or a new one, which `latest` names then, unless that names the run
+    that is `replayed`.
 
     `auto` resumes the newest run of this name that did not finish and had the same configuration (apart from the
     keys that only say how to resume); a run that differs is left alone, which `note` says. Raises RunDirectoryError.
@@ -108,8 +137,13 @@ def open_run(runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resu
                 note = note or _not_continued(candidate, different)
             except RunDirectoryError:
                 continue  # that run is alive: this is another one
+    latest = _latest(runs_dir)
     run = _create(runs_dir, name, resolved)
     run.note = note
+    if replayed is None or latest is None or (runs_dir / latest).resolve() != Path(replayed).resolve():
+        run._before = latest
+        with suppress(OSError):  # the link is a convenience
+            _point_latest(runs_dir, run.path.name)
     return run
 
 
@@ -130,14 +164,32 @@ def _create(runs_dir: Path, name: str, resolved: str) -> RunDirectory:
         for folder in ("checkpoints", "events", "queue"):
             (draft / folder).mkdir(mode=0o700)
         path = _settle(draft, runs_dir, stem, name)
-        link = runs_dir / f".latest.{os.getpid()}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(path.name)
-        link.replace(runs_dir / "latest")
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunDirectoryError(f"no run directory can be made in {runs_dir}: {error}; see trainer.runs_dir") from error
     return _lock(path, resumed=False)
+
+
+def _latest(runs_dir: Path) -> str | None:
+    """What `latest` names."""
+    try:
+        return os.readlink(runs_dir / "latest")
+    except OSError:
+        return None
+
+
+def _point_latest(runs_dir: Path, name: str) -> None:
+    link = runs_dir / f".latest.{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(name)
+    link.replace(runs_dir / "latest")
+
+
+def _has_trained(batches: Path) -> bool:
+    try:
+        return batches.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _settle(draft: Path, runs_dir: Path, stem: str, name: str) -> Path:

@@ -147,3 +147,27 @@ def test_a_replay_names_a_run_directory(make_config, tmp_path: Path) -> None:
         make_config(f"trainer.replay={tmp_path}")
     config: StreamRLConfig = make_config()
     assert config.trainer.replay is None
+
+
+def test_a_replay_of_a_run_without_trajectories_is_refused_before_anything_is_made(
+    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from streamrl.cli import train
+
+    log = BatchLog(tmp_path / "batches.jsonl")
+    log.trained(1, ["p0"], [0])
+    log.close()
+    runs = tmp_path / "runs"
+    assert train(["experiment=calculator", f"trainer.replay={tmp_path}", f"trainer.runs_dir={runs}"]) == 2
+    assert "holds no trajectories; record a run with trainer.record=true first" in capsys.readouterr().err
+    assert not runs.exists()
+
+
+def test_more_steps_than_were_recorded_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from streamrl.cli import train
+
+    written(tmp_path)
+    one = ["data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1", "trainer.n_gpus_per_node=1",
+           "trainer.v1.trainer_mode=sync", "trainer.total_training_steps=9", "--dry-run"]  # fmt: skip
+    assert train(["experiment=calculator", f"trainer.replay={tmp_path}", *one]) == 0
+    assert "recorded 1 steps; the replay ends with them" in capsys.readouterr().err

@@ -76,3 +76,40 @@ def test_an_unfinished_run_that_is_not_continued_is_named_with_what_differs(tmp_
     )
     assert f"trainer.resume_mode=resume_path trainer.resume_from_path={first.path} continues it" in second.note
     assert start(tmp_path, CONFIG).note == ""
+
+
+def latest(runs: Path) -> Path:
+    return (runs / "latest").resolve()
+
+
+def test_latest_goes_back_to_the_run_before_if_a_start_ends_before_its_first_step(tmp_path: Path) -> None:
+    first = start(tmp_path, mode="disable")
+    first.give_latest_back()
+    assert latest(tmp_path) == first.path, "there is no other"
+    second = start(tmp_path, mode="disable")
+    second.give_latest_back()
+    assert latest(tmp_path) == first.path
+    third = start(tmp_path, mode="disable")
+    third.batches.write_text("{}\n")
+    third.give_latest_back()
+    assert latest(tmp_path) == third.path
+
+
+def test_latest_of_a_younger_run_is_not_touched(tmp_path: Path) -> None:
+    start(tmp_path, mode="disable")
+    failed, younger = start(tmp_path, mode="disable"), start(tmp_path, mode="disable")
+    failed.give_latest_back()
+    assert latest(tmp_path) == younger.path
+
+
+def test_a_replay_of_latest_leaves_it_where_it_is(tmp_path: Path) -> None:
+    recorded = start(tmp_path, mode="disable")
+    older = start(tmp_path / "others", mode="disable")
+
+    def replay(path: Path) -> RunDirectory:
+        return open_run(tmp_path, "job", CONFIG, resume_mode="disable", resume_from=None, replayed=str(path))
+
+    replay(recorded.path)
+    assert latest(tmp_path) == recorded.path
+    other = replay(older.path)
+    assert latest(tmp_path) == other.path
