@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from agent_loop.plugins import PluginError
 from agent_loop.user_code import place_of
 from agent_loop.worker import AgentLoopWorker
 from transfer_queue.client import QueueClient
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 MAX_RESTARTS_PER_MINUTE = 6
 """Of all workers together. A machine that loses workers faster is ill, and restarting only hides why."""
+
+
+BROKEN_CODE = (PluginError, ImportError, SyntaxError, NameError)
+"""What a start raises again and again until somebody changes a file or a setting."""
 
 
 class WorkerHandle(Protocol):
@@ -87,6 +92,7 @@ class AgentLoopManager:
         self._spawn_timeout = spawn_timeout
         self._on_restart = on_restart
         self._recent: deque[float] = deque()
+        self._ever_started = False
         self._failed_starts = 0
         """In a row. Starts that take long to fail never exceed what a minute allows."""
 
@@ -120,14 +126,21 @@ class AgentLoopManager:
             worker = await self._spawn(name)
         except Exception as error:  # noqa: BLE001 (a spawner may fail in any way; the cause is counted and reported)
             self._failed_starts += 1
+            self._check_code(name, error)
             return f"it could not be started: {_first_line(error)}"
-        self._failed_starts = 0
+        self._failed_starts, self._ever_started = 0, True
         self.workers[name] = worker
         if len(self.workers) == self._num_workers:
             self.started.set()
         reason = await worker.wait_dead()
         del self.workers[name]
         return reason
+
+    def _check_code(self, name: str, error: Exception) -> None:
+        """Raises WorkersKeepDying where no worker ever started and the next one will fail likewise."""
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, BROKEN_CODE) and not self._ever_started:
+            raise WorkersKeepDying(f"agent worker {name} could not be started: {_first_line(error)}") from None
 
     async def _spawn(self, name: str) -> WorkerHandle:
         try:

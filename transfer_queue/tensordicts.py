@@ -4,6 +4,7 @@ functions that make tensors.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -14,6 +15,9 @@ from transfer_queue.storage.convert import as_column, is_tensor
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+# tensordict calls it, and its user can do nothing about it.
+logging.getLogger("torch.fx._symbolic_trace").addFilter(lambda record: "is_fx_tracing" not in record.getMessage())
 
 
 def columns_of(fields: Mapping[str, Any] | TensorDict | None) -> dict[str, Column]:

@@ -59,6 +59,7 @@ class RunView:
         self.part = ""
         """While starting: what came up last, and when."""
         self.last_event = 0.0
+        self._began = 0.0
         self._open: dict[str, float] = {}  # the trainer's spans under way, by name
         self._finished: deque[tuple[float, dict[str, Any]]] = deque(maxlen=RECENT_STEPS + 1)
         self._tokens = 0.0
@@ -69,6 +70,7 @@ class RunView:
 
     def feed(self, event: Event) -> str | None:
         """Take an event in; the line that a plain display prints for it, if any."""
+        self._began = self._began or event.end
         self.last_event = max(self.last_event, event.end)
         if event.kind == "metrics":
             return self._step_metrics(event)
@@ -116,7 +118,7 @@ class RunView:
         if event.name == "sample":
             return self._sample(event)
         if event.name == "part":
-            self.part = f"{_clean(event.value)} after {_clean(event.fields.get('seconds', '?'))} s"
+            self.part = f"{_clean(event.value)} after {event.end - self._began:.1f} s"
             return f"starting: {self.part}"
         if event.name == "restart":
             role = _clean(event.fields.get("role", "process"))

@@ -136,7 +136,7 @@ TABLE: tuple[EventSpec, ...] = (
     EventSpec(
         "state", "sample", "trainer", ("step", "input", "output", "score"), "An answer of a validation, cut; its mode."
     ),
-    EventSpec("state", "part", "trainer", ("seconds",), "While starting: what is there now, after how long."),
+    EventSpec("state", "part", "trainer, launcher", (), "While starting: what is there now."),
     EventSpec("state", "restart", "any", ("role",), "A process was started again; `value` says which and why."),
     EventSpec("state", "dropped", "trainer", ("uid", "reason"), "A prompt group was dropped; `value`: in which state."),
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -101,25 +102,34 @@ LABELS = {
 """How causes are called where people read them."""
 
 
-def render_summary(summary: Summary, run_dir: Path | str) -> RenderableType:
+def render_summary(summary: Summary, run_dir: Path | str) -> list[RenderableType]:
     headline = f"{summary.status}: {summary.steps} steps in {summary.train_seconds:.0f} s"
     parts: list[RenderableType] = [Text(headline, style="bold")]
     if summary.error:
         parts.append(Text(summary.error, style="red"))
-    parts += [_validation(summary), _time(summary), _groups(summary), Text(f"run directory: {run_dir}")]
-    return Group(*parts)
+    passes = (
+        ("sampled", summary.val_sampled_before, summary.val_sampled_after),
+        ("greedy", summary.val_greedy_before, summary.val_greedy_after),
+    )
+    if validated := [each for each in passes if each[1:] != (None, None)]:
+        parts.append(_validation(validated))
+    if summary.measured_seconds > 0:
+        steady = f"{summary.overlap_efficiency:.2f}, steady {summary.overlap_efficiency_steady:.2f}"
+        parts += [_time(summary), Text(f"overlap efficiency {steady} (bound / measured step time)")]
+    parts += [_groups(summary), Text(f"run directory: {run_dir}")]
+    return parts
 
 
 def print_summary(summary: Summary, run_dir: Path | str, console: Console | None = None) -> None:
-    (console or Console()).print(render_summary(summary, run_dir))
+    """Only what there is: no validation without one, no times without a step."""
+    console = console or Console()
+    for part in render_summary(summary, run_dir):
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _validation(summary: Summary) -> Table:
+def _validation(passes: Sequence[tuple[str, float | None, float | None]]) -> Table:
     table = Table("validation accuracy", "before", "after", title_justify="left")
-    for name, before, after in (
-        ("sampled (temperature 1)", summary.val_sampled_before, summary.val_sampled_after),
-        ("greedy", summary.val_greedy_before, summary.val_greedy_after),
-    ):
+    for name, before, after in passes:
         table.add_row(name, _share(before), _share(after))
     return table
 
@@ -145,8 +155,6 @@ def _time(summary: Summary) -> Table:
     row("busy", summary.busy_seconds.get("training", 0.0), summary.busy_seconds.get("generation", 0.0))
     for cause in {**summary.lost_seconds_by_cause, **summary.generation_waits}:
         row(LABELS.get(cause, cause), summary.lost_seconds_by_cause.get(cause), summary.generation_waits.get(cause))
-    efficiency = f"overlap efficiency {summary.overlap_efficiency:.2f}, steady {summary.overlap_efficiency_steady:.2f}"
-    table.caption = efficiency + " (bound / measured step time)"
     return table
 
 

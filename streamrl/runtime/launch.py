@@ -15,6 +15,7 @@ from rich.console import Console
 
 from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
+from streamrl.monitor.events import EventLog
 from streamrl.monitor.summary import Summary, print_summary
 from streamrl.monitor.terminal import TerminalView
 from streamrl.runtime.failures import explained, last_line, where_to_look
@@ -34,6 +35,10 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
     if run.note:
         console.print(f"note: {run.note}", soft_wrap=True, markup=False)
     console.print(f"{'resuming' if run.resumed else 'run directory:'} {run.path}", soft_wrap=True)
+    if config.runtime != "local":
+        console.print(
+            "starting: Ray, then the queue, the ranks and the servers, each told as it comes up", soft_wrap=True
+        )
     try:
         with TerminalView(run.path, console, live=config.monitor.terminal, from_now=run.resumed):
             summary = _run_local(config, run) if config.runtime == "local" else _run_ray(config, run)
@@ -99,6 +104,8 @@ def _run_ray(config: StreamRLConfig, run: RunDirectory) -> Summary:
 
     try:
         _init_ray(config)
+        with EventLog(run.path / "events", "launcher") as events:
+            events.state("part", "Ray runs")
         INTERRUPTS.check()
         actor = ray.remote(TaskRunner).options(num_cpus=0, max_concurrency=8)
         runner = actor.remote(config, str(run.path), run.resumed)

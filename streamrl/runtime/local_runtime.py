@@ -54,6 +54,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         roles = group.spawn()
         for view in roles.values():
             await view.init_model()
+        events.state("part", "the training rank has the model")
         if recording:
             servers, agents, teachers = NoServers(), ReplayAgents(queue, recording), None
         else:

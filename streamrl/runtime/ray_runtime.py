@@ -13,8 +13,9 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
 
 from agent_loop.manager import AgentLoopManager
 from streamrl.config import StreamRLConfig
@@ -37,6 +38,7 @@ from transfer_queue.cluster import RayQueue
 from transfer_queue.errors import QueueError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -50,11 +52,12 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
         make_private(weights)
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
         address = await _start_queue(config, run, stack)
+        events.state("part", "the queue stands")
         queue = await QueueClient.connect(address, name="trainer")
         stack.push_async_callback(queue.close)
         recording = open_recording(config)
         group, (servers, agents, teachers) = await asyncio.gather(
-            asyncio.to_thread(_start_ranks, config, run, address),
+            _told(asyncio.to_thread(_start_ranks, config, run, address), events, "the training ranks have the model"),
             _replayed(recording, queue) if recording else _start_rollout(config, run, address, queue, events, stack),
         )
         stack.push_async_callback(group.close)
@@ -66,6 +69,13 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
             servers=servers, agents=agents, train_data=train_data, val_data=None if recording else val_data,
             events=events, clock=time.monotonic, weights_dir=weights, recording=recording, teachers=teachers,
         )  # fmt: skip
+
+
+async def _told(work: Awaitable[T], events: EventLog, what: str) -> T:
+    """Its result, once the start was told that it is there."""
+    result = await work
+    events.state("part", what)
+    return result
 
 
 async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncExitStack) -> dict[str, str]:
@@ -114,7 +124,8 @@ async def _start_rollout(
     rollout = config.actor_rollout_ref.rollout
     served = {f"server-{i}": settings.rollout_server(config, run, i) for i in range(rollout.num_replicas)}
     servers, teachers = await asyncio.gather(
-        _start_servers(served, stack), _start_servers(settings.teacher_servers(config, run), stack)
+        _told(_start_servers(served, stack), events, "the LLM servers have the model"),
+        _start_servers(settings.teacher_servers(config, run), stack),
     )
     spawner = RaySpawner(settings.agent_worker(config), address, servers, teachers, run.path)
 

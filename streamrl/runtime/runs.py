@@ -37,9 +37,17 @@ class Run:
     held: dict[Path, int] = field(default_factory=dict)
     """Directories outside of its own, with their bytes."""
 
+    saved: bool = False
+    """Whether it has a checkpoint."""
+
     @property
     def nbytes(self) -> int:
         return sum(self.held.values())
+
+    @property
+    def came_to_nothing(self) -> bool:
+        """It failed or was killed, and left no checkpoint."""
+        return self.status in ("failed", "killed") and not self.saved
 
 
 def find_runs(runs_dir: Path) -> list[Run]:
@@ -62,12 +70,33 @@ def clean(run: Run) -> bool:
     return True
 
 
+def delete(run: Run) -> bool:
+    """Delete its directory and what it holds elsewhere, unless it lives (again)."""
+    if not clean(run):
+        return False
+    latest = run.path.parent / "latest"
+    lock = _lock(run.path / "lock")
+    if lock is None:
+        return False
+    try:
+        if latest.is_symlink() and os.readlink(latest) == run.path.name:
+            latest.unlink()
+        shutil.rmtree(run.path)
+    finally:
+        os.close(lock)
+    return True
+
+
 def main(argv: Sequence[str]) -> int:
     """`streamrl runs`; the exit status."""
     parser = argparse.ArgumentParser(
         prog="streamrl runs", description="Runs, how each ended, and the memory that it still holds."
     )
     parser.add_argument("runs_dir", nargs="?", default="runs", metavar="DIR", help="as trainer.runs_dir (runs)")
+    parser.add_argument("--hide-failed", action="store_true", help="leave out runs that failed before any checkpoint")
+    parser.add_argument(
+        "--delete-failed", action="store_true", help="delete the directories of such runs, and all in them"
+    )
     parser.add_argument("--clean", action="store_true", help="free what no living run holds; they resume all the same")
     options = parser.parse_args(argv)
     runs_dir = Path(options.runs_dir)
@@ -75,8 +104,15 @@ def main(argv: Sequence[str]) -> int:
         message = f"error: there is no directory {runs_dir}; give the one that trainer.runs_dir named"
         Console(stderr=True).print(message, soft_wrap=True, markup=False, highlight=False)
         return 2
-    runs = find_runs(runs_dir)
     console = Console()
+    runs = find_runs(runs_dir)
+    if options.delete_failed:
+        for run in filter(lambda run: run.came_to_nothing, runs):
+            done = "deleted" if delete(run) else "left, it runs again"
+            console.print(f"{run.path.name}: {done}", soft_wrap=True, markup=False)
+        runs = find_runs(runs_dir)
+    if options.hide_failed:
+        runs = [run for run in runs if not run.came_to_nothing]
     console.print(_table(runs))
     idle = [run for run in runs if run.held and run.status != "running"]
     if idle and not options.clean:
@@ -109,7 +145,8 @@ def _look_at(path: Path) -> Run:
         for home in (_storage(path), weights_dir(RunDirectory(path, True)))
         if home and home.is_dir()
     }
-    return Run(path, "running" if running else status_of(path), steps, held)
+    saved = any(path.glob("checkpoints/*/manifest.json"))
+    return Run(path, "running" if running else status_of(path), steps, held, saved)
 
 
 def _storage(path: Path) -> Path | None:

@@ -261,6 +261,7 @@ class Trainer(ABC):
         self.feeder.next_order = max(restored.next_order, state.next_order)
         self.feeder.allow(0)  # no prompts for training before it begins
         await self._publish(self.step)
+        self.parts.events.state("part", "the servers have the first weights")
         if self.parts.run.resumed:
             await self._reconcile(state, restored.next_order)
         await self.buffer.start()

@@ -220,3 +220,16 @@ def test_every_group_is_finished_once_however_workers_and_servers_die(seed: int)
             assert all(len({row.key for row in group.rows}) == len(group.rows) == 4 for group in groups.values())
 
     run_virtual(main())
+
+
+def test_code_that_cannot_be_imported_ends_the_run_at_once() -> None:
+    async def main() -> None:
+        async with farm() as f:
+            failing = Failing(spawner(f), *[ModuleNotFoundError("No module named 'gsm'")] * 100)
+            manager = AgentLoopManager(failing, f.trainer, 1)
+            with pytest.raises(ExceptionGroup) as caught:
+                await manager.run()
+            assert "agent-0 could not be started: ModuleNotFoundError: No module" in str(caught.value.exceptions[0])
+            assert manager.restarts == 0
+
+    run_virtual(main())

@@ -93,4 +93,15 @@ def test_a_run_without_validation_or_steps_can_be_shown(tmp_path: Path) -> None:
     empty = Summary(status="failed", error="CUDA [error] at step 1", steps=0, train_seconds=0.0)
     write_summary(tmp_path, empty)
     print_summary(empty, tmp_path, console)
-    assert "CUDA [error] at step 1" in console.export_text()
+    text = console.export_text()
+    assert "CUDA [error] at step 1" in text
+    assert "validation accuracy" not in text, "no table of nothing"
+    assert "overlap efficiency" not in text, "no step, no times"
+
+
+def test_no_sentence_is_cut_where_the_table_ends(tmp_path: Path) -> None:
+    console = Console(record=True, width=60, file=io.StringIO())
+    print_summary(summary(), tmp_path, console)
+    [line] = [line for line in console.export_text().splitlines() if line.startswith("overlap efficiency")]
+    assert len(line) > 60
+    assert line.endswith("(bound / measured step time)")

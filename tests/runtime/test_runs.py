@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from streamrl.cli import main
-from streamrl.runtime.run_dir import RunDirectory, open_run
+from streamrl.config.root import ActorRolloutRefConfig, StreamRLConfig
+from streamrl.config.sections.actor import ModelConfig
+from streamrl.config.sections.trainer import TrainerConfig
+from streamrl.runtime.run_dir import RunDirectory, open_run, run_name
 from streamrl.runtime.runs import find_runs
 from tests.runtime.conftest import VIRTUAL
 from tests.runtime.jobs import Job
@@ -81,3 +84,39 @@ def test_a_run_resumes_after_its_memory_was_freed(tmp_path: Path) -> None:
     job.start()
     job.finish()
     job.check_accounts()
+
+
+def test_runs_that_came_to_nothing_can_be_hidden_and_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, shared = tmp_path / "runs", tmp_path / "shm"
+    names = ("failed", "saved", "done", "alive")
+    started = {name: start(runs, shared, name) for name in names}
+    for name, (run, _) in started.items():
+        status = "finished" if name == "done" else "failed"
+        run.summary.write_text(json.dumps({"status": status}))
+        if name != "alive":
+            run.release()
+    saved = started["saved"][0].checkpoints / "global_step_2"
+    saved.mkdir()
+    (saved / "manifest.json").touch()
+    assert main(["runs", str(runs), "--hide-failed"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in names if f"-{name}" in shown] == ["saved", "done", "alive"]
+    assert main(["runs", str(runs), "--delete-failed"]) == 0
+    assert {run.path.name.rpartition("-")[2] for run in find_runs(runs)} == {"saved", "done", "alive"}
+    assert not started["failed"][1].exists(), "what it held in memory goes, too"
+    started["alive"][0].release()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "Qwen2.5-0.5B"),
+        ({"experiment_name": "grpo"}, "grpo"),
+        ({"project_name": "gsm8k", "experiment_name": "grpo"}, "gsm8k-grpo"),
+    ],
+)
+def test_a_run_is_called_by_what_was_given_or_by_its_model(given: dict[str, str], name: str) -> None:
+    model = ActorRolloutRefConfig(model=ModelConfig(path="/models/Qwen2.5-0.5B"))
+    assert run_name(StreamRLConfig(actor_rollout_ref=model, trainer=TrainerConfig(**given))) == name
