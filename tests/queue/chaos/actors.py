@@ -45,6 +45,7 @@ class Job:
         self.written = {0: 0, 1: 0}  # rounds of each writer of plain rows that are over
         self.version = 0
         self.fetched: list[str] = []
+        self.trainers = self.opened = 0  # the last that began, and the newest incarnation that one was told
         self.unheard = 0  # fetches whose answer a death has taken
         self.drained = False
 
@@ -54,6 +55,8 @@ class Job:
         for i in range(3):
             spawn(f"generator-{i}", self.generator)
         spawn("trainer", self.trainer)
+        for _ in range(self.random.choice([0, 0, 1, 2])):
+            self.world.loop.call_later(self.random.uniform(2.0, 25.0), self.take_over)
         spawn("watcher", self.watcher)
         for i in self.written:
             spawn(f"writer-{i}", lambda process, i=i: self.writer(process, i))
@@ -141,25 +144,42 @@ class Job:
     # --- trainer -------------------------------------------------------------------------------------------------
 
     async def trainer(self, process: Process) -> None:
-        client = await process.connect()
-        step = self.record.restored()
-        while True:
+        """The last one that was started has the checkpoints; those before may still live, and must get nothing."""
+        client = await process.connect("trainer")
+        self.trainers += 1
+        mine = self.trainers
+        while not self.finished() and mine == self.trainers:
+            step = self.record.restored()
             try:
-                await client.open_trainer(TRAIN, step)
-                break
+                incarnation = (await client.open_trainer(TRAIN, step)).incarnation
             except NotFound:  # the feeder has not opened the partition yet
                 await asyncio.sleep(0.1)
-        with contextlib.suppress(Fenced):
-            while not self.finished():
-                step += await self._step(client, step + 1)
-        if not process.dead:
-            await client.close()
+                continue
+            self.opened = max(self.opened, incarnation)
+            with contextlib.suppress(Fenced):
+                while not self.finished():
+                    step += await self._step(client, step + 1, mine, incarnation)
+        await client.close()
 
-    async def _step(self, client: QueueClient, step: int) -> int:
+    def take_over(self) -> None:
+        """Start a trainer beside the one that is there, as if that one were dead."""
+        if not self.world.quiet:
+            self.world.spawn(f"trainer-{self.trainers}", self.trainer)
+
+    def _still(self, mine: int) -> None:
+        """A trainer that was replaced finds the run's directory locked."""
+        if mine != self.trainers:
+            raise Fenced("another trainer has the checkpoints")
+
+    async def _step(self, client: QueueClient, step: int, mine: int, incarnation: int) -> int:
         """Whether the step was done."""
+        late = self.opened > incarnation
         try:
             leased = await client.lease(TRAIN, "train", groups=2, wait=5.0)
+            assert not late, "a trainer that was replaced got a lease"
+            self._still(mine)
         except DeadlineExceeded:
+            assert not late, "a trainer that was replaced was let wait"
             if not self.record.acked:
                 return 0
             leased = None
@@ -171,6 +191,7 @@ class Job:
                 for group in leased.groups:
                     await self._check(client, group)
             except (NotFound, SegmentGone):
+                self._still(mine)
                 assert self.world.losses, "rows of a leased group are gone"
                 with contextlib.suppress(Fenced):
                     await client.nack(TRAIN, leased.token, uids, reason="rows lost")
@@ -186,8 +207,10 @@ class Job:
                 with contextlib.suppress(Fenced):  # of those whose rows are still there
                     await client.nack(TRAIN, leased.token, uids, reason="rows lost")
                 return 0
+            self._still(mine)
             self.record.trained(step, uids)
             self.version = step
+        self._still(mine)
         if leased is None or self.random.random() < 0.4:
             self.record.checkpointed(step)
             await client.commit_step(TRAIN, step)
@@ -293,7 +316,7 @@ class Job:
             finally:
                 self.unheard += not heard
             again = set(rows.keys) & set(self.fetched)
-            assert not again, f"{sorted(again)} were fetched twice"
+            assert not again or self.world.losses, f"{sorted(again)} were fetched twice"
             self.fetched += rows.keys
             self.drained = not rows.keys and streamed
             await asyncio.sleep(self.random.uniform(0.0, 0.5))
