@@ -109,6 +109,56 @@ def figures(printed: str) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+\.\d+", printed)]
 
 
+def test_answers_are_compared_with_each_other_and_the_reward_may_return_a_dict(script: Any, tmp_path: Path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info, unit):\n"
+        "    assert extra_info['last_turn'] in solution_str\n"
+        "    return {'score': unit * len(solution_str), 'said': solution_str}\n"
+    )
+    chosen = [
+        *SMALL, "algorithm.adv_estimator=grpo", f"reward.custom_reward_function.path={reward}",
+        "reward.custom_reward_function.reward_kwargs.unit=0.5", "algorithm.kl_ctrl.kl_coef=0",
+    ]  # fmt: skip
+    config = script.checked(chosen, 1)
+    group = LocalWorkerGroup(script.workers(config, tmp_path))
+    views = group.spawn()
+    assert "critic" not in views
+    trainer = script.PPOTrainer(config, **views, prompts=train_dataset(config), directory=tmp_path)
+    (data,) = trainer.fit(1)
+    group.shutdown()
+    scores, advantages = data.batch["token_level_scores"].sum(1), data.batch["advantages"]
+    first = data.batch["response_mask"].argmax(1, keepdim=True)
+    found = advantages.gather(1, first).reshape(4, 3)
+    each = scores.reshape(4, 3)
+    expected = (each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-6)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-3)
+    assert scores.unique().numel() > 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1", "needs n >= 2"),
+        ("algorithm.adv_estimator=remax", "needs baseline, which only `streamrl train` has"),
+        ("algorithm.use_kl_in_reward=false", "set algorithm.kl_ctrl.kl_coef=0"),
+    ],
+)
+def test_what_the_loop_cannot_do_is_a_line(script: Any, capsys: pytest.CaptureFixture[str], argument: str, says: str):
+    with pytest.raises(SystemExit) as ended:
+        script.main(argument.split())
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert says in line
+
+
+def test_the_help_says_which_keys_count(script: Any, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        script.main(["--help"])
+    assert "these count:" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_two_ranks_print_what_one_process_prints(script: Any, capsys: pytest.CaptureFixture[str]):
     arguments = ["--steps", "2", *SMALL]
