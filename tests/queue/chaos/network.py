@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.queue.chaos.world import Process, World
+    from tests.queue.chaos.process import Process
+    from tests.queue.chaos.world import World
 
 TICK = 1e-6
 

@@ -9,8 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.queue.chaos.actors import PLAIN, STREAMED, TRAIN, Job
+from tests.queue.chaos.job import Job
 from tests.queue.chaos.loop import SeededLoop, run_seeded
+from tests.queue.chaos.rows import PLAIN, STREAMED
+from tests.queue.chaos.training import TRAIN
 from tests.queue.chaos.world import Faults, World
 from transfer_queue.failpoints import FAILPOINTS
 

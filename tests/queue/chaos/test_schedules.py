@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.queue.chaos.actors import TASKS
 from tests.queue.chaos.loop import SeededLoop, run_seeded
-from tests.queue.chaos.world import Faults, Process, World
+from tests.queue.chaos.process import Process
+from tests.queue.chaos.training import TASKS
+from tests.queue.chaos.world import Faults, World
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import Fenced, NotFound
 from transfer_queue.net.messages import GroupSpec, SessionClose

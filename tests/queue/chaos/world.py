@@ -18,7 +18,6 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,16 +26,15 @@ from unittest import mock
 
 from tests.queue.chaos.invariants import Checker
 from tests.queue.chaos.loop import SeededLoop
-from tests.queue.chaos.network import SimLink, SimListener
+from tests.queue.chaos.network import SimListener
+from tests.queue.chaos.process import PROCESS, Clock, Elsewhere, Killed, Process, SimTransport
 from transfer_queue import access, async_client, controller, unit
-from transfer_queue.client import QueueClient
 from transfer_queue.controller import ControllerServer
 from transfer_queue.controller_core import ControllerCore
-from transfer_queue.errors import QueueError, SegmentGone
+from transfer_queue.errors import QueueError
 from transfer_queue.failpoints import hooked
 from transfer_queue.net import transport
-from transfer_queue.net.messages import VERSION, Hello, Record
-from transfer_queue.net.transport import SocketTransport
+from transfer_queue.net.messages import Record
 from transfer_queue.storage import history, unit_files
 from transfer_queue.storage.journal import Journal, frame
 from transfer_queue.storage.unit_files import UnitFiles
@@ -45,10 +43,6 @@ SEGMENT, BUDGET, DISK, KEY = 64 << 10, 8 * (64 << 10), 1 << 30, "0" * 64
 
 CONTROLLER = ("controller.", "snapshot.", "recovery.")
 """What the names of the controller's failpoints begin with."""
-
-
-class Killed(BaseException):
-    """Ends what a killed process was doing. No `except` of the product stands in its way."""
 
 
 @dataclass
@@ -61,76 +55,6 @@ class Faults:
     lose_every: float = 0.0  # seconds between storage units that die and lose all they had
     repeats: float = 0.02  # part of the requests that arrive twice
     delay: float = 0.002  # seconds on the way, on average
-
-
-class Process:
-    """A simulated process. `links` are its connections."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self.name = world, name
-        self.dead = False
-        self.links: list[SimLink] = []
-        self.tasks: list[asyncio.Task[Any]] = []
-        self.closing: list[Callable[[], None]] = []
-
-    def kill(self, *, noticed: bool = True) -> None:
-        """SIGKILL. `noticed`: the controller hears of the process at once (a pidfd), not only of the connection."""
-        if self.dead:
-            return
-        self.dead = True
-        world = self.world
-        world.note("dies", self.name)
-        for task in self.tasks:
-            task.cancel()
-        for link in self.links:
-            link.break_off()
-            if noticed:
-                world.loop.call_later(world.delay(), world.tell_of_death, link.client)
-        for close in self.closing:
-            close()
-
-    async def connect(self, name: str = "") -> QueueClient:
-        client = await QueueClient.connect(self.world.address, name=name or self.name, timeout=600.0)
-        self.closing.append(client._access.release)
-        return client
-
-
-PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
-
-
-class SimTransport(SocketTransport):
-    """SocketTransport over a simulated connection of the process that makes it."""
-
-    def _open(self) -> SimLink:  # pyright: ignore[reportIncompatibleMethodOverride]
-        process = PROCESS.get()
-        assert process is not None
-        identity = process.world.new_identity(self.name)
-        return SimLink(process, identity, on_up=self._greet, on_down=self._down, on_frame=self._on_frame)
-
-    def _hello_body(self) -> Hello:
-        return Hello(VERSION, self._address["run"], self._key, self.name, 0, "simulated")
-
-
-class _Elsewhere:
-    """The bulk connection to a unit whose directory is gone: once it is started anew, it knows no old segment."""
-
-    def __init__(self, endpoint: str, key: str, *, name: str) -> None:
-        pass
-
-    async def read(self, segment: int, offset: int, nbytes: int) -> Any:
-        await asyncio.sleep(1.0)
-        raise SegmentGone(f"segment {segment:016x} was lost")
-
-    async def write(self, segment: int, offset: int, data: Any) -> None:
-        await self.read(segment, offset, len(data))
-
-    def close(self) -> None:
-        pass
-
-
-class _Clock:
-    def __init__(self, loop: SeededLoop) -> None:
-        self.monotonic = loop.time
 
 
 class World:
@@ -178,11 +102,11 @@ class World:
         with contextlib.ExitStack() as stack:
             for patch in (
                 mock.patch.object(controller, "_listener_at", listener_at),
-                mock.patch.object(controller, "time", _Clock(self.loop)),
+                mock.patch.object(controller, "time", Clock(self.loop)),
                 mock.patch.object(async_client, "SocketTransport", SimTransport),
                 mock.patch.object(unit, "SocketTransport", SimTransport),
                 mock.patch.object(transport, "check_endpoint"),
-                mock.patch.object(access, "BulkClient", _Elsewhere),
+                mock.patch.object(access, "BulkClient", Elsewhere),
                 mock.patch.object(unit_files, "first_incarnation", partial(self.random.randrange, 1 << 20)),
                 mock.patch.object(history, "TAIL", 0.001),
                 mock.patch.object(Journal, "append", watched_append),

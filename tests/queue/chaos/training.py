@@ -1,4 +1,4 @@
-"""The clients of a simulated queue: a feeder, generators, a trainer, writers and readers of plain rows, a watcher.
+"""The clients that train in a simulated job: a feeder, generators, trainers.
 
 Each keeps what it knows in the ClientRecord, checks what it reads against it, and goes on from it after its death.
 """
@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Hashable
-from typing import Any
 
 import numpy as np
 
-from tests.queue.chaos.record import LATE, Attempt, ClientRecord, digest
-from tests.queue.chaos.world import Process, World
+from tests.queue.chaos.clients import Clients
+from tests.queue.chaos.process import Process
+from tests.queue.chaos.record import digest
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound, QueueFull, SegmentGone
 from transfer_queue.keys import row_key
 from transfer_queue.ledger.groups import PROMPT_LOST
 from transfer_queue.net.messages import Group, GroupSpec, Leased, SessionClose, TaskSpec, Token
 
-TRAIN, PLAIN, STREAM = "train", "plain", "stream"
-
-STREAMED = 24
-"""Rows that are put once and fetched once, two at a time."""
+TRAIN = "train"
 
 TTL = 6.0
 
@@ -33,42 +29,8 @@ TASKS = [
 ]
 
 
-class Job:
-    """What the clients of one run do: `groups` prompts from admission to a checkpoint that has passed them."""
-
-    def __init__(self, world: World, *, groups: int, keys: int, rounds: int) -> None:
-        self.world, self.groups, self.keys, self.rounds = world, groups, keys, rounds
-        self.record = ClientRecord()
-        self.random = world.random
-        self.sizes = {f"u{i}": self.random.randrange(1, 4) for i in range(groups)}
-        self.done = asyncio.Event()
-        self.written = {0: 0, 1: 0}  # rounds of each writer of plain rows that are over
-        self.version = 0
-        self.fetched: list[str] = []
-        self.trainers = self.opened = 0  # the last that began, and the newest incarnation that one was told
-        self.unheard = 0  # fetches whose answer a death has taken
-        self.drained = False
-
-    def start(self) -> None:
-        spawn = self.world.spawn
-        spawn("feeder", self.feeder)
-        for i in range(3):
-            spawn(f"generator-{i}", self.generator)
-        spawn("trainer", self.trainer)
-        for _ in range(self.random.choice([0, 0, 1, 2])):
-            self.world.loop.call_later(self.random.uniform(2.0, 25.0), self.take_over)
-        spawn("watcher", self.watcher)
-        for i in self.written:
-            spawn(f"writer-{i}", lambda process, i=i: self.writer(process, i))
-            spawn(f"fetcher-{i}", self.fetcher)
-        spawn("streamer", self.streamer)
-
-    def finished(self) -> bool:
-        trained = len(self.record.final) == self.groups
-        return trained and min(self.written.values()) >= self.rounds and self.drained
-
-    def progress(self) -> str:
-        return f"{len(self.record.final)} of {self.groups} groups, {self.written} rounds, {len(self.fetched)} fetched"
+class Training(Clients):
+    """Groups, from the prompt to the checkpoint."""
 
     # --- feeder ------------------------------------------------------------------------------------------------
 
@@ -237,131 +199,3 @@ class Job:
             allowed = self.record.register((group.uid, session)).allowed(self.world.loop.time())
             assert found in allowed, f"I10: {keys} hold what nobody (or somebody else) wrote"
             self.record.reads += len(keys)
-
-    # --- plain rows ------------------------------------------------------------------------------------------------
-
-    async def writer(self, process: Process, number: int) -> None:
-        """Writes, reads and clears keys that are its own."""
-        client = await process.connect()
-        keys = [f"w{number}k{i}" for i in range(self.keys)]
-        while self.written[number] < self.rounds:
-            some = sorted(self.random.sample(keys, self.random.randrange(1, 4)))
-            luck = self.random.random()
-            if luck < 0.55:
-                await self._write(process, client, some)
-            elif luck < 0.7:
-                with contextlib.suppress(NotFound):
-                    async with self._attempt(process, some, [None] * len(some)):
-                        await client.clear(PLAIN, some)
-            else:
-                await self.check_plain(client, some)
-            self.written[number] += 1
-            await asyncio.sleep(self.random.uniform(0.0, 1.0))
-        await client.close()
-
-    async def _write(self, process: Process, client: QueueClient, keys: list[str]) -> None:
-        big = self.random.random() < 0.05
-        values = [self._bytes(120_000 if big else 3000) for _ in keys]
-        digests: list[str | None] = [digest(value) for value in values]
-        tags = [{"digest": found} for found in digests]
-        async with self._attempt(process, keys, digests):
-            await client.put(PLAIN, keys, {"v": values}, tags=tags)
-
-    async def check_plain(self, client: QueueClient, keys: list[str]) -> None:
-        """All that was acknowledged is there, with the bytes and tags of one write."""
-        for key in keys:
-            try:
-                located, got = await client.read_again(lambda key=key: client.lookup(PLAIN, [key]))
-            except NotFound:
-                located, got = None, None
-            if located is None or got is None or not located.keys:
-                found = None
-            else:
-                found = digest(got["v"].rows_list()[0])
-                assert located.tags[0]["digest"] == found, f"I10: {key} has the tags of another write"
-            allowed = self.record.register(key).allowed(self.world.loop.time())
-            allowed |= {None} if self.world.losses else set()
-            assert found in allowed, f"{key}: {'lost' if found is None else 'other bytes'}; allowed {allowed}"
-            self.record.reads += 1
-
-    # --- rows that are consumed ----------------------------------------------------------------------------------
-
-    async def streamer(self, process: Process) -> None:
-        client = await process.connect()
-        for i in range(0, STREAMED, 2):
-            keys = [f"s{i}", f"s{i + 1}"]
-            if self.record.register(keys[0]).acknowledged():
-                continue
-            values = [np.full(20, int(key[1:])) for key in keys]
-            async with self._attempt(process, keys, [digest(value) for value in values]):
-                await client.put(STREAM, keys, {"v": values})
-            await asyncio.sleep(self.random.uniform(0.0, 0.5))
-        await client.close()
-
-    async def fetcher(self, process: Process) -> None:
-        """Nobody gets what another one got; what a death takes is gone."""
-        client = await process.connect()
-        while not self.drained:
-            heard, streamed = False, self._streamed()
-            try:
-                rows = await client.fetch(STREAM, "read", ["v"], 2, wait=2.0, drained=True)
-                heard = True
-            except DeadlineExceeded:
-                self.drained = self.world.losses > 0 and streamed  # one row may be left
-                heard = True
-                continue
-            except NotFound:  # they were lost before their answer came
-                assert self.world.losses, "rows that were fetched are gone"
-                continue
-            finally:
-                self.unheard += not heard
-            again = set(rows.keys) & set(self.fetched)
-            assert not again or self.world.losses, f"{sorted(again)} were fetched twice"
-            self.fetched += rows.keys
-            self.drained = not rows.keys and streamed
-            await asyncio.sleep(self.random.uniform(0.0, 0.5))
-        await client.close()
-
-    def _streamed(self) -> bool:
-        return self.record.register(f"s{STREAMED - 1}").acknowledged()
-
-    # --- watcher ---------------------------------------------------------------------------------------------------
-
-    async def watcher(self, process: Process) -> None:
-        client = await process.connect()
-        seq = -1
-        while not self.finished():
-            try:
-                changes = await client.watch(TRAIN, seq, wait=5.0)
-            except NotFound:
-                await asyncio.sleep(0.5)
-                continue
-            assert changes.seq >= seq or changes.snapshot, f"the watch went back from {seq} to {changes.seq}"
-            seq = changes.seq
-        await client.close()
-
-    # --- helpers -----------------------------------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def _attempt(
-        self, process: Process, names: list[Hashable] | list[str], digests: list[Any]
-    ) -> AsyncIterator[None]:
-        """Write down what is tried, then what came of it."""
-        now = self.world.loop.time
-        attempts: list[Attempt] = [
-            self.record.register(name).begin(found, now()) for name, found in zip(names, digests, strict=True)
-        ]
-        outcome = "unknown"
-        try:
-            yield
-            outcome = "acknowledged"
-        except (Fenced, Conflict, NotFound):
-            outcome = "refused"
-            raise
-        finally:
-            for attempt in attempts:
-                attempt.outcome = "unknown" if process.dead else outcome
-                attempt.end = now() + (LATE if attempt.outcome == "unknown" else 0.0)
-
-    def _bytes(self, most: int = 3000) -> np.ndarray:
-        return np.frombuffer(self.random.randbytes(self.random.randrange(1, most)), np.uint8)
