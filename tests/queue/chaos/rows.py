@@ -1,5 +1,5 @@
-"""The clients of plain rows in a simulated job: writers that read and clear what is theirs, and one that puts rows which
-two others fetch, each once."""
+"""The clients of plain rows in a simulated job: writers that read and clear what is theirs, and one whose rows two
+others fetch, each once."""
 
 from __future__ import annotations
 
