@@ -10,7 +10,10 @@ import asyncio
 import contextlib
 import inspect
 import io
+import os
 import re
+import subprocess
+import sys
 from types import CodeType
 from typing import Any
 
@@ -50,8 +53,18 @@ async def test_every_block_prints_what_the_page_says(monkeypatch: pytest.MonkeyP
 
 
 def test_every_block_of_code_is_followed_by_what_it_prints():
-    languages = [block.language for block in blocks(PAGE)]
+    languages = [block.language for block in blocks(PAGE) if block.language != "bash"]
     assert languages == ["python", "text"] * (len(languages) // 2)
+
+
+def test_the_page_runs_by_the_command_that_it_names():
+    (command,) = [block.text.split() for block in blocks(PAGE) if block.language == "bash"]
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, cwd=ROOT, timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(block.text for block in blocks(PAGE) if block.language == "text")
 
 
 if __name__ == "__main__":
