@@ -20,7 +20,16 @@ from transfer_queue.processes import boot_id
 from transfer_queue.storage.arena import Extent, ReadArena, Target, verify, within
 from transfer_queue.storage.idle import note_use
 from transfer_queue.storage.memory import ResultPool
-from transfer_queue.storage.segments import FileCache, Mapping, OpenFile, incarnation_of, pin_segment, unit_of
+from transfer_queue.storage.segments import (
+    FileCache,
+    Mapping,
+    OpenFile,
+    incarnation_of,
+    is_durable,
+    pin_segment,
+    unit_of,
+)
+from transfer_queue.storage.syncs import GroupSync
 
 MAP_AT_ONCE = 16 << 20
 """Bytes up to which a segment is mapped when it comes for the first time. A larger one is written through its file, as
@@ -39,6 +48,7 @@ class UnitAccess:
         self._bulk: dict[int, BulkClient] = {}
         self._written, self._read = FileCache(write=True), FileCache(write=False)
         self._mapped = ReadArena(self._map_for_read)
+        self._syncs = GroupSync()
         self.results = ResultPool()
         self._guard = threading.Lock()  # sweep and release are called from a thread of their own
         self._pins: WeakValueDictionary[int, OpenFile] = WeakValueDictionary()  # as long as a view lives
@@ -63,17 +73,27 @@ class UnitAccess:
         if not self._is_local(segment.unit):
             return None
         note_use(self)
+        info, durable = self._info(segment.unit), is_durable(segment.segment)
         with self._guard:
-            mapping, known = self._written.open(self._info(segment.unit).directory, segment.segment)
+            mapping, known = self._written.open(info.spill if durable else info.directory, segment.segment)
+        if durable:
+            return mapping.file
         return mapping.data if known or segment.nbytes <= MAP_AT_ONCE else mapping.file
 
     async def upload(self, extents: Iterable[Extent]) -> None:
-        """Send what was written to private buffers to the units. Raises SegmentGone, Disconnected."""
+        """Send what was written to private buffers to the units; what lies in durable segments is on the disk when this
+        returns. Raises SegmentGone, Disconnected."""
+        durable: set[OpenFile] = set()
         for extent in extents:
             unit = unit_of(extent.segment)
             if not self._local[unit]:
                 assert extent.data is not None
                 await self._bulk_client(unit).write(extent.segment, extent.offset, extent.data)
+            elif is_durable(extent.segment):
+                assert extent.file is not None
+                durable.add(extent.file)
+        for file in durable:
+            await self._syncs.sync(file)
 
     async def fetch(self, blocks: list[Block], rows: Sequence[int]) -> list[memoryview]:
         """The bytes of each block, checked against their digests, of which so many rows will be copied; `check` must

@@ -109,10 +109,12 @@ class QueueClient(RowVerbs):
 
     async def open_partition(
         self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0,
-        durability: Literal["", "memory", "spill"] = "",
+        durability: Literal["", "memory", "spill", "journal"] = "",
     ) -> None:  # fmt: skip
         """Declare a partition, its tasks and its credit; again only changes the credit. `durability`: "spill" (the
-        default) lets its rows go to disk when memory is full, "memory" makes writers wait instead."""
+        default) lets its rows go to disk when memory is full, "memory" makes writers wait instead; with "journal",
+        whatever is done there from now on is on the disk before it is answered, and survives the machine's reboot
+        (Invalid if the queue keeps no journal, or its units have no directory on disk)."""
         await self._ask(OpenPartition(partition, list(tasks), max_groups, max_bytes, durability), Ok)
 
     async def admit(
@@ -292,7 +294,7 @@ class QueueClient(RowVerbs):
         arena = self._arenas[partition]
         error = SegmentGone(f"partition {partition!r} has no segment to write to")
         for attempt in range(ATTEMPTS):
-            extents = await self._place(arena, [column.nbytes for column in columns.values()])
+            extents = await self._place(partition, [column.nbytes for column in columns.values()])
             try:
                 blocks = [fill(e, field, column) for e, (field, column) in zip(extents, columns.items(), strict=True)]
                 await self._access.upload(extents)
@@ -309,15 +311,17 @@ class QueueClient(RowVerbs):
                 arena.settle(extents)
         raise error
 
-    async def _place(self, arena: WriteArena, sizes: list[int]) -> list[Extent]:
+    async def _place(self, partition: str, sizes: list[int]) -> list[Extent]:
         """Room for all blocks, waiting for new segments if need be: one request at a time, its segment serves all."""
+        arena = self._arenas[partition]
         while isinstance(extents := arena.place(sizes), int):
             async with self._asking:
                 if not isinstance(extents := arena.place(sizes), int):
                     return extents
                 sealed = arena.sealed()
                 try:
-                    reply = await self._ask(SegmentRequest(extents, SEGMENT_WAIT, sealed), Granted, SEGMENT_WAIT)
+                    request = SegmentRequest(extents, SEGMENT_WAIT, sealed, partition)
+                    reply = await self._ask(request, Granted, SEGMENT_WAIT)
                 except (QueueError, asyncio.CancelledError):
                     arena.seal_again(sealed)
                     raise

@@ -19,7 +19,7 @@ from transfer_queue.ledger.moving import Batch, split, survivors
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.net.messages import Block, Compact, Compacted, Move, Push, Survivors
 from transfer_queue.storage.memory import PAGE
-from transfer_queue.storage.segments import unit_of
+from transfer_queue.storage.segments import is_durable, unit_of
 from transfer_queue.unit_record import Unit
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ class _Job:
 class Compaction:
     """Invariants:
 
-    - A unit has one job at a time, of rows of one partition and segments of the unit, all in memory or all on disk.
+    - A unit has one job at a time, of rows of one partition and segments of the unit, all in memory, or all on disk and
+      all durable or none.
     - Only sealed segments are emptied, so nothing comes into them meanwhile.
     - A row is where the ledger says before and after: Move names rows by serial and changes only those whose place is
       still the one that was copied. What was copied for nothing is freed.
@@ -147,7 +148,9 @@ class Compaction:
                 continue
             use = self._ledger.segments.use
             disk = self._grants.is_spilled(segment)
-            thin_too = (s for s in due if s != segment and self._is_thin(s) and self._grants.is_spilled(s) is disk)
+            kind = disk, is_durable(segment)
+            alike = (s for s in due if s != segment and (self._grants.is_spilled(s), is_durable(s)) == kind)
+            thin_too = (s for s in alike if self._is_thin(s))
             others = (s for s in thin_too if p.rows.puts in use[s].puts)
             segments = [segment, *(s for s, _ in zip(others, range(MAX_SOURCES - 1), strict=False))]
             batches = survivors(p.rows, segments, unit.segment_bytes)
@@ -170,6 +173,8 @@ def _check(m: Compacted, job: _Job) -> None:
     """The blocks are those that were asked for. Raises Invalid."""
     segment = m.segment
     assert segment is not None
+    if is_durable(segment.segment) is not is_durable(job.segments[0]):
+        raise Invalid(f"unit {m.unit} moved rows to segment {segment.segment:016x}, which is of another durability")
     if len(m.blocks) != len(job.batches):
         raise Invalid(f"unit {m.unit} moved {len(m.blocks)} batches of {len(job.batches)}")
     for blocks, batch in zip(m.blocks, job.batches, strict=True):

@@ -5,7 +5,8 @@
     waits for    its sockets, a client's death, or the core's next deadline, and nothing else
     woken by     exactly these; it never polls
 
-One turn: requests are read and applied, then their answers go out together. A client is known by its own random name
+One turn: requests are read and applied, then their answers go out together; before that the journal is synced, once, if
+a partition of durability "journal" was changed. A client is known by its own random name
 for itself; the core answers nobody who has not said Hello with the run's key.
 """
 
@@ -93,6 +94,7 @@ class ControllerServer:
     def _turn_ends(self) -> None:
         """Let the answers of this turn go, and set the timer."""
         while self._answers:
+            self._core.sync()
             failpoint("controller.before_flush")
             answers, self._answers = self._answers, []
             for client, frame in answers:

@@ -67,6 +67,7 @@ from transfer_queue.net.messages import (
     Move,
     Mutation,
     Ok,
+    OpenPartition,
     Push,
     Query,
     QueueStats,
@@ -105,7 +106,7 @@ RETRY_AFTER = 1.0
 ADMITS, LEASES, WATCHES, FETCHES = "admits", "leases", "watches", "fetches"
 """What can be waited for in each partition."""
 
-LOOKUPS, SEGMENTS = "lookups", "segments"
+LOOKUPS, SEGMENTS, DISK_SEGMENTS = "lookups", "segments", "segments on disk"
 """What can be waited for besides."""
 
 _WAITS = {Admit: ADMITS, Lease: LEASES, Watch: WATCHES, Fetch: FETCHES}
@@ -118,6 +119,7 @@ class ControllerCore:
     """See the module. Invariants:
 
     - A mutation is applied, then journaled, then answered; one that is refused changes nothing and is not journaled.
+    - No answer and no push leaves before `sync` if it follows a mutation of a partition of durability "journal".
     - Among requests that wait for the same thing, the one that came first is served first.
     - Every parked request is answered: when it can be served, or at its deadline, or never if its client is gone.
     - A segment has at most one writer; no commit is accepted whose bytes lie in a segment its client does not hold.
@@ -145,6 +147,7 @@ class ControllerCore:
         self._clients: dict[str, str] = {}  # identity -> Hello name
         self._seq = 0
         self._orders = 0  # pushed to units so far
+        self._unsynced = False  # a record is not on the disk that has to be
         self._parking = Parking()
         self._told: dict[str, int | None] = {}  # partition -> number of the last change that its watchers were told
         self.pages = Pages(send) if paged else None
@@ -265,6 +268,13 @@ class ControllerCore:
         )  # fmt: skip
         return min((time for time in times if time is not None), default=None)
 
+    def sync(self) -> None:
+        """To be called before anything that went to `send` leaves, once for as much as possible: what must not be lost
+        with the machine is on the disk then."""
+        if self._unsynced:
+            self._journal.sync()
+            self._unsynced = False
+
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
@@ -303,6 +313,9 @@ class ControllerCore:
                 return self._stats(body, now)
             case Hello() | Bye():
                 return Ok()
+            case OpenPartition(durability="journal") as body:
+                self._check_durable(body.partition)
+                return self._accept(body, now, client, request.id)
             case body:
                 reply = self._accept(body, now, client, request.id)
                 if isinstance(body, ClearPartition | ResetConsumption):
@@ -322,9 +335,23 @@ class ControllerCore:
             case _:
                 return None
 
+    def _check_durable(self, partition: str) -> None:
+        """Raises Invalid if this queue cannot hold a partition of durability "journal"."""
+        units = self._grants.units.values()
+        if self._journal.lasting and (not units or any(unit.spill_budget for unit in units)):
+            return
+        why = "its storage units have no directory on disk" if self._journal.lasting else "this queue keeps no journal"
+        raise Invalid(
+            f"partition {partition!r} cannot have durability='journal': {why}; start the queue with a directory, and "
+            "with spill_dir on a local disk and a spill_budget_bytes above 0"
+        )
+
     def _accept(self, mutation: Mutation, now: float, client: str = "", request: int = 0) -> Reply:
         """Apply a mutation and journal it. Raises QueueError, with nothing changed."""
+        partition = getattr(mutation, "partition", None)
+        durable = self.ledger.is_durable(partition)
         reply = self.ledger.apply(mutation, now, client, request)
+        self._unsynced |= durable or self.ledger.is_durable(partition)
         self._seq += 1
         failpoint("controller.before_append")
         self._journal.append(Record(seq=self._seq, now=now, client=client, request=request, mutation=mutation))
@@ -355,7 +382,7 @@ class ControllerCore:
 
     def _admit(self, m: Admit, client: str, request: int, now: float, first: bool) -> Reply | None:
         """Credit goes to who came first; what needs none is not held up."""
-        self._grants.check(client, m.blocks)
+        self._grants.check(client, m.blocks, durable=self.ledger.is_durable(m.partition))
         possible = self.ledger.can_admit(m)
         free = first or not self._parking.queue((ADMITS, m.partition)) or not self.ledger.needs_credit(m)
         return self._accept(m, now, client, request) if possible and free else None
@@ -381,26 +408,31 @@ class ControllerCore:
     def _segment(self, m: SegmentRequest, client: str, first: bool) -> Reply | None:
         if m.nbytes < 1:
             raise Invalid(f"a segment of {m.nbytes} bytes")
-        if self._grants.units and m.nbytes > self._grants.largest_budget():
+        durable = self.ledger.is_durable(m.partition)
+        if durable:
+            self._check_durable(m.partition)
+        most = self._grants.largest_budget(durable=durable)
+        if self._grants.units and m.nbytes > most:
             raise Invalid(
-                f"{m.nbytes} bytes at once exceed the budget of every storage unit (at most "
-                f"{self._grants.largest_budget()}); put fewer rows at a time or raise the units' budget"
+                f"{m.nbytes} bytes at once exceed the budget{' on disk' * durable} of every storage unit (at most "
+                f"{most}); put fewer rows at a time or raise the units' budget"
             )
         self._grants.seal(client, m.sealed)
-        if not first and self._parking.anybody(SEGMENTS):
+        if not first and self._parking.anybody(self._waits_in(m)):
             return None
-        segment = self._grants.grant(client, m.nbytes)
+        segment = self._grants.grant(client, m.nbytes, durable=durable)
         return Granted(segments=[segment]) if segment is not None else None
 
     def _commit(self, m: Commit, client: str, request: int, now: float) -> Reply:
         """Segments are sealed even if the commit is refused: the writer has said that it has finished with them."""
+        durable = self.ledger.is_durable(m.partition)
         try:
-            self._grants.check(client, m.blocks)
+            self._grants.check(client, m.blocks, durable=durable)
             reply = self._accept(m, now, client, request)
         finally:
             self._grants.seal(client, m.sealed)
         assert isinstance(reply, Committed)
-        if m.want <= 0 or self._parking.anybody(SEGMENTS):
+        if m.want <= 0 or durable or self._parking.anybody(SEGMENTS):
             return reply
         return msgspec.structs.replace(reply, grants=self._grants.hint(client, m.want))
 
@@ -456,12 +488,12 @@ class ControllerCore:
         """Let a request wait; the answer if it does not want to."""
         wait = UNIT_GRACE if isinstance(body, Lookup | Find) else body.wait
         deadline = now + min(max(0.0, wait), MAX_WAIT)
-        parked = Parked(client, request, body, _waits_in(body), now, deadline)
+        parked = Parked(client, request, body, self._waits_in(body), now, deadline)
         if deadline <= now:
             return self._ran_out(parked, now)
         self._parking.park(parked)
         if isinstance(body, SegmentRequest):
-            self._grants.plan(self._demands(), now)
+            self._plan(now)
         return None
 
     def _wake(self, partition: str | None, now: float) -> None:
@@ -484,7 +516,7 @@ class ControllerCore:
             self._retry(LOOKUPS, now)
             self._wake_writers(now)
             self._compaction.plan(now, pressed=self._parking.anybody(SEGMENTS))
-            self._grants.plan(self._demands(), now)
+            self._plan(now)
 
     def _tell_watchers(self, partition: str, now: float) -> None:
         """Those who wait have been told everything up to the last time."""
@@ -498,16 +530,22 @@ class ControllerCore:
 
     def _wake_writers(self, now: float) -> None:
         """In order of arrival per size; where one found nothing, the others of its size would not either."""
-        usual, dry = self._grants.smallest(), set[int]()
-        for parked in self._parking.queue(SEGMENTS):
-            assert isinstance(parked.body, SegmentRequest)
-            size = max(parked.body.nbytes, usual)
-            if size not in dry and not self._try(parked, now):
-                dry.add(size)
+        usual = self._grants.smallest()
+        for where in (SEGMENTS, DISK_SEGMENTS):
+            dry: set[int] = set()
+            for parked in self._parking.queue(where):
+                assert isinstance(parked.body, SegmentRequest)
+                size = max(parked.body.nbytes, usual)
+                if size not in dry and not self._try(parked, now):
+                    dry.add(size)
 
-    def _demands(self) -> list[int]:
-        """Bytes of the segment requests that wait."""
-        bodies = (parked.body for parked in self._parking.queue(SEGMENTS))
+    def _plan(self, now: float) -> None:
+        """Let units make what the segment requests that wait ask for."""
+        self._grants.plan(self._demands(SEGMENTS), now, durable=self._demands(DISK_SEGMENTS))
+
+    def _demands(self, where: Hashable) -> list[int]:
+        """Bytes of the segment requests that wait there."""
+        bodies = (parked.body for parked in self._parking.queue(where))
         return [body.nbytes for body in bodies if isinstance(body, SegmentRequest)]
 
     def _wake_leases(self, partition: str, now: float) -> None:
@@ -554,6 +592,16 @@ class ControllerCore:
             case Lookup() | Find() as body:
                 return Failed(Disconnected.code, wording.lookup(self._grants.stats(), body, who, waited))
 
+    def _waits_in(self, body: Waiting) -> Hashable:
+        """The queue in which a request waits."""
+        match body:
+            case Lookup() | Find():
+                return LOOKUPS
+            case SegmentRequest():
+                return DISK_SEGMENTS if self.ledger.is_durable(body.partition) else SEGMENTS
+            case _:
+                return _WAITS[type(body)], body.partition
+
     def _sections(self) -> Iterator[list[Any]]:
         """The state, for a snapshot."""
         return sections(self.ledger, self._replies)
@@ -586,17 +634,6 @@ class ControllerCore:
     def _push(self, client: str, push: Push) -> None:
         self._orders += 1
         self._send(client, Response(id=0, body=msgspec.structs.replace(push, order=self._orders)))
-
-
-def _waits_in(body: Waiting) -> Hashable:
-    """The queue in which a request waits."""
-    match body:
-        case Lookup() | Find():
-            return LOOKUPS
-        case SegmentRequest():
-            return SEGMENTS
-        case _:
-            return _WAITS[type(body)], body.partition
 
 
 def _failed(error: QueueError) -> Failed:

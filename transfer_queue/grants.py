@@ -11,7 +11,7 @@ produces     pushes to units: MakeSegments, FreeSegments, SpillSegments
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.ledger.blocks import SegmentUse
@@ -27,8 +27,8 @@ from transfer_queue.net.messages import (
     UnitStats,
 )
 from transfer_queue.spilling import MAX_REASON, Spilling
-from transfer_queue.storage.memory import PAGE, size_class
-from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes, unit_of
+from transfer_queue.storage.memory import size_class, whole_pages
+from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes, is_durable, unit_of
 from transfer_queue.unit_record import Entry, Unit
 
 RETRY_SECONDS = 1.0
@@ -112,22 +112,31 @@ class SegmentGrants:
         unit = self.units.get(m.unit)
         if unit is None or unit.client != client or not unit.making:
             raise Invalid(f"unit {m.unit} was not asked for segments; forget them")
-        count, nbytes = unit.making.popleft()
+        count, nbytes, durable = unit.making.popleft()
         self.changed = True
-        unit.error = m.error[:MAX_REASON]
-        if m.error or len(m.segments) < count:
-            unit.retry_at = now + RETRY_SECONDS
-            self._spilling.ask(unit, count * nbytes)
+        failed = m.error or len(m.segments) < count
+        if durable:
+            unit.spill_error, unit.spill_retry_at = m.error[:MAX_REASON], now + RETRY_SECONDS if failed else None
+        else:
+            unit.error = m.error[:MAX_REASON]
+            if failed:
+                unit.retry_at = now + RETRY_SECONDS
+                self._spilling.ask(unit, count * nbytes)
         for segment in m.segments[:count]:
             known = segment.segment in self._table or segment.segment in self._use
-            if known or unit_of(segment.segment) != m.unit or segment.nbytes != nbytes:
+            right = segment.nbytes == nbytes and is_durable(segment.segment) is durable
+            if known or unit_of(segment.segment) != m.unit or not right:
                 raise Invalid(
                     f"unit {m.unit} made segment {segment.segment:016x} of {segment.nbytes} bytes; expected a "
-                    f"new one of its own of {nbytes}"
+                    f"new one of its own of {nbytes}{', on disk' * durable}"
                 )
-            self._table[segment.segment] = Entry(segment)
-            unit.used += nbytes
-            (unit.spares if nbytes == unit.segment_bytes else unit.large).append(segment)
+            self._table[segment.segment] = Entry(segment, spilled=durable)
+            if durable:
+                unit.spilled += nbytes
+                unit.durable.append(segment)
+            else:
+                unit.used += nbytes
+                (unit.spares if nbytes == unit.segment_bytes else unit.large).append(segment)
 
     def client_gone(self, client: str) -> None:
         """A writer's segments are sealed; a unit is not asked any more and its spare segments are not granted."""
@@ -139,21 +148,34 @@ class SegmentGrants:
 
     # --- writers ----------------------------------------------------------------------------------------------
 
-    def check(self, client: str, blocks: Iterable[Block]) -> None:
-        """Raise SegmentGone unless all blocks lie in segments that the client writes; Invalid if beyond their end."""
+    def check(self, client: str, blocks: Iterable[Block], *, durable: bool = False) -> None:
+        """Raise SegmentGone unless all blocks lie in segments (`durable`: on disk) that the client writes; Invalid if
+        beyond their end."""
         for block in blocks:
             entry = self._table.get(block.segment)
             if entry is None or entry.writer != client:
                 raise SegmentGone(
                     f"segment {block.segment:016x} is not yours to write (any more); copy {block.field!r} anew"
                 )
+            if durable and not is_durable(block.segment):
+                raise SegmentGone(
+                    f"segment {block.segment:016x} is in memory, and the partition's durability 'journal'; copy "
+                    f"{block.field!r} anew"
+                )
             if block.offset + block.nbytes > entry.segment.nbytes:
                 raise Invalid(
                     f"column {block.field!r} ends beyond segment {block.segment:016x} ({entry.segment.nbytes} bytes)"
                 )
 
-    def grant(self, client: str, nbytes: int) -> Segment | None:
+    def grant(self, client: str, nbytes: int, *, durable: bool = False) -> Segment | None:
         """A segment with at least `nbytes` for this writer, by turns from the units; None if there is none now."""
+        if durable:
+            found = [(s, unit) for unit in self._alive() for s in unit.durable if s.nbytes >= nbytes]
+            if not found:
+                return None
+            segment, unit = min(found, key=lambda one: (one[0].nbytes, one[0].segment))
+            unit.durable.remove(segment)
+            return self._give(client, unit, segment)
         for unit in self._by_turns():
             if nbytes <= unit.segment_bytes and unit.spares:
                 return self._give(client, unit, unit.spares.popleft())
@@ -181,7 +203,8 @@ class SegmentGrants:
                 mine.remove(segment)
                 entry = self._table[segment]
                 entry.writer = None
-                self.units[entry.segment.unit].sealed[segment] = None
+                if not entry.spilled:
+                    self.units[entry.segment.unit].sealed[segment] = None
                 self._sealed.add(segment)
         if not mine:
             self._written.pop(client, None)
@@ -195,7 +218,7 @@ class SegmentGrants:
             if entry is not None and not entry.spare and entry.writer is None and segment not in self._use:
                 self._forget(segment)
                 by_unit.setdefault(unit_of(segment), []).append(segment)
-                if entry.segment.nbytes != self.units[unit_of(segment)].segment_bytes:
+                if not entry.spilled and entry.segment.nbytes != self.units[unit_of(segment)].segment_bytes:
                     self._pooled[entry.segment.nbytes].append(unit_of(segment))
         for number, freed in by_unit.items():
             self._push_free(self.units[number], freed)
@@ -237,14 +260,16 @@ class SegmentGrants:
 
     # --- supply -----------------------------------------------------------------------------------------------
 
-    def plan(self, demands: list[int], now: float) -> None:
-        """Ask units for what `demands` (bytes of the requests that wait) and the spare segments need, in budget."""
+    def plan(self, demands: list[int], now: float, *, durable: Sequence[int] = ()) -> None:
+        """Ask units for what `demands` (bytes of the requests that wait; `durable`: for such segments) and the spare
+        segments need, in budget."""
         self.changed = False
         for unit in self._alive():
             if unit.spill_retry_at is not None and unit.spill_retry_at <= now:
                 unit.spill_retry_at = None
         units = [unit for unit in self._alive() if unit.retry_at is None or unit.retry_at <= now]
         usual = max((unit.segment_bytes for unit in self._alive()), default=0)
+        self._plan_durable(sorted(durable))
         self._plan_large(sorted(nbytes for nbytes in demands if nbytes > usual))
         waiting = sum(nbytes <= usual for nbytes in demands)
         for unit in units:
@@ -285,8 +310,8 @@ class SegmentGrants:
         """Bytes that any segment of the usual size has: who asks for fewer gets the same as who asks for so many."""
         return min((unit.segment_bytes for unit in self._alive()), default=0)
 
-    def largest_budget(self) -> int:
-        return max((unit.budget for unit in self.units.values()), default=0)
+    def largest_budget(self, *, durable: bool = False) -> int:
+        return max((unit.spill_budget if durable else unit.budget for unit in self.units.values()), default=0)
 
     def stats(self) -> list[UnitStats]:
         count: dict[int, int] = dict.fromkeys(self.units, 0)
@@ -296,21 +321,36 @@ class SegmentGrants:
 
     def _plan_large(self, demands: list[int]) -> None:
         """One large segment per demand; those made for nobody any more are freed."""
-        coming = sorted(n for unit in self._alive() for _, n in unit.making if n != unit.segment_bytes)
-        idle = sorted(((s.nbytes, s.segment, u) for u in self._alive() for s in u.large), key=lambda found: found[:2])
-        for nbytes in demands:
-            if at := [i for i, found in enumerate(idle) if found[0] >= nbytes]:
-                idle.pop(at[0])
-            elif at := [i for i, size in enumerate(coming) if size >= nbytes]:
-                coming.pop(at[0])
-            else:
-                least = -(-nbytes // PAGE) * PAGE
-                if not (self._ask_large(size_class(nbytes)) or self._ask_large(least)):
-                    self._spill_for(least)
-        for _, number, unit in idle:
-            unit.large = [segment for segment in unit.large if segment.segment != number]
-            self._forget(number)
-            self._push_free(unit, [number])
+        making = ((unit, nbytes, durable) for unit in self._alive() for _, nbytes, durable in unit.making)
+        coming = [nbytes for unit, nbytes, durable in making if nbytes != unit.segment_bytes and not durable]
+        idle = [(segment, unit) for unit in self._alive() for segment in unit.large]
+        for nbytes in _unserved(demands, idle, coming):
+            least = whole_pages(nbytes)
+            if not (self._ask_large(size_class(nbytes)) or self._ask_large(least)):
+                self._spill_for(least)
+        for segment, unit in idle:
+            unit.large.remove(segment)
+            self._free_idle(unit, segment)
+
+    def _plan_durable(self, demands: list[int]) -> None:
+        """The same on disk, where none is kept ready: of the usual size, or as large as it has to be."""
+        coming = [n for unit in self._alive() for _, n, durable in unit.making if durable]
+        idle = [(segment, unit) for unit in self._alive() for segment in unit.durable]
+        for nbytes in _unserved(demands, idle, coming):
+            for unit in self._by_turns():
+                size = max(unit.segment_bytes, whole_pages(nbytes))
+                if unit.spill_retry_at is None and unit.disk_room() >= size:
+                    self._turn = unit.info.unit + 1
+                    self._ask(unit, 1, size, durable=True)
+                    break
+        for segment, unit in idle:
+            unit.durable.remove(segment)
+            self._free_idle(unit, segment)
+
+    def _free_idle(self, unit: Unit, segment: Segment) -> None:
+        """It was made for somebody who does not wait any more."""
+        self._forget(segment.segment)
+        self._push_free(unit, [segment.segment])
 
     def _ask_large(self, nbytes: int) -> bool:
         """Ask the first unit, by turns, that has room, but first one that may have pooled such a segment; or one that
@@ -340,10 +380,10 @@ class SegmentGrants:
             if unit.budget >= nbytes and self._spilling.ask(unit, missing):
                 return
 
-    def _ask(self, unit: Unit, count: int, nbytes: int) -> None:
+    def _ask(self, unit: Unit, count: int, nbytes: int, *, durable: bool = False) -> None:
         assert unit.client is not None
-        unit.making.append((count, nbytes))
-        self._push(unit.client, MakeSegments(count=count, nbytes=nbytes))
+        unit.making.append((count, nbytes, durable))
+        self._push(unit.client, MakeSegments(count=count, nbytes=nbytes, durable=durable))
 
     def _give(self, client: str, unit: Unit, segment: Segment) -> Segment:
         entry = self._table[segment.segment]
@@ -375,3 +415,18 @@ class SegmentGrants:
     def _by_turns(self) -> list[Unit]:
         """The living units, beginning with the one after the last that gave a segment."""
         return sorted(self._alive(), key=lambda unit: (unit.info.unit < self._turn, unit.info.unit))
+
+
+def _unserved(demands: list[int], idle: list[tuple[Segment, Unit]], coming: list[int]) -> list[int]:
+    """Those of the demands (bytes, ascending) for which nothing is idle or coming; `idle` is left with the rest."""
+    idle.sort(key=lambda found: (found[0].nbytes, found[0].segment))
+    coming.sort()
+    unserved = []
+    for nbytes in demands:
+        if at := [i for i, (segment, _) in enumerate(idle) if segment.nbytes >= nbytes]:
+            idle.pop(at[0])
+        elif at := [i for i, size in enumerate(coming) if size >= nbytes]:
+            coming.pop(at[0])
+        else:
+            unserved.append(nbytes)
+    return unserved

@@ -143,6 +143,7 @@ class LocalQueue:
 
     def _send(self, client: str, response: Response) -> None:
         """Deliver at once: askers and the unit only take note and act later, so the controller is not re-entered."""
+        self.core.sync()
         transport = self._clients.get(client)
         if transport is not None:
             transport.deliver(decode_response(encode(response)))

@@ -38,13 +38,13 @@ class Spilling:
             return False
         chosen = self._choose(unit, min(nbytes, MAX_BYTES))
         if chosen:
-            unit.spilling.update(segment for segment, _ in chosen)
+            unit.spilling.update((segment, self._table[segment].segment.nbytes) for segment, _ in chosen)
             self._push(unit.client, SpillSegments(segments=chosen))
         return bool(chosen)
 
     def done(self, unit: Unit, m: Spilled, now: float) -> None:
         """These are on disk, but for those that were freed meanwhile."""
-        for segment in unit.spilling.intersection(m.segments):
+        for segment in unit.spilling.keys() & set(m.segments):
             entry = self._table.get(segment)
             if entry is not None and not entry.spilled:
                 unit.remove(entry)
@@ -58,7 +58,7 @@ class Spilling:
 
     def _choose(self, unit: Unit, nbytes: int) -> list[tuple[int, int]]:
         """Segments, and up to where each was written."""
-        room, chosen = unit.spill_budget - unit.spilled, []
+        room, chosen = unit.disk_room(), []
         for segment in unit.sealed:
             size, use = self._table[segment].segment.nbytes, self._use.get(segment)
             if size > room or nbytes <= 0:

@@ -46,7 +46,7 @@ class SyncQueueClient:
 
     def open_partition(
         self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0,
-        durability: Literal["", "memory", "spill"] = "",
+        durability: Literal["", "memory", "spill", "journal"] = "",
     ) -> None:  # fmt: skip
         self._loop.run(
             self.client.open_partition(

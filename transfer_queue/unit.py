@@ -103,11 +103,15 @@ class Unit:
 
     def _make(self, push: MakeSegments) -> SegmentsMade:
         """Large ones are untouched: their writer does not map them at first, see UnitAccess.open_for_write."""
-        touch = push.nbytes <= self._segment_bytes
+        touch, place = push.nbytes <= self._segment_bytes, self.files.directory
         try:
+            if push.durable and self.files.disk is not None:
+                place = self.files.disk.directory
+                made = [self.files.make_on_disk(push.nbytes, durable=True) for _ in range(push.count)]
+                return SegmentsMade(self.files.unit, made)
             return SegmentsMade(self.files.unit, self.files.make(push.count, push.nbytes, touch=touch))
         except OSError as error:
-            message = f"{self.files.directory}: {error.strerror} for {push.count} x {push.nbytes} bytes"
+            message = f"{place}: {error.strerror} for {push.count} x {push.nbytes} bytes"
             log.error("unit %d cannot make segments: %s", self.files.unit, message)
             return SegmentsMade(self.files.unit, [], message)
 

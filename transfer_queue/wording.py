@@ -51,7 +51,7 @@ def segment(grants: SegmentGrants, m: SegmentRequest, who: str, waited: float) -
             f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {why} ({_units(units)}). Make room "
             "there, or lower unit_budget_bytes or set another storage_dir and start the queue again"
         )
-    why = "".join(f"; unit {number} cannot move segments to disk: {error}" for number, error in disk.items())
+    why = "".join(f"; unit {number} cannot write segments to disk: {error}" for number, error in disk.items())
     return (
         f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {_units(units)}{why}. Rows are freed by "
         "CommitStep, Drop and Clear; wait longer, or raise unit_budget_bytes or spill_budget_bytes"

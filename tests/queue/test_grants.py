@@ -104,7 +104,7 @@ def test_what_is_full_on_disk_or_to_stay_in_memory_is_not_moved():
     assert world.spilling() == []
     world = World()
     stays = PutTable(FieldSets(), Segments())
-    stays.spills = False
+    stays.durability = "memory"
     world.fill(3, table=stays)
     segments = world.fill(5)
     assert world.spilling() == segments[:1]

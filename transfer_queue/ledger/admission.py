@@ -29,7 +29,7 @@ def open_partition(ledger: Ledger, m: OpenPartition, now: float) -> Ok:
     ledger.keep(p)
     p.max_groups, p.max_bytes = m.max_groups, m.max_bytes
     if m.durability:
-        p.rows.puts.spills = m.durability == "spill"
+        p.rows.puts.durability = m.durability
     first = not p.tasks
     for task in m.tasks:
         p.tasks[task.name] = task

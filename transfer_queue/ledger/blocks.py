@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -122,8 +122,7 @@ class PutTable:
 
     def __init__(self, sets: FieldSets, segments: Segments) -> None:
         self.nbytes = 0
-        self.spills = True
-        """Whether its segments may go to disk."""
+        self.durability: Literal["memory", "spill", "journal"] = "spill"
         self.rows = array("i")
         self._layouts: list[Layout] = []
         self._by_kinds: dict[tuple, Layout] = {}
@@ -133,6 +132,11 @@ class PutTable:
         self._free = array("i")
         self._sets = sets
         self._segments = segments
+
+    @property
+    def spills(self) -> bool:
+        """Whether its segments in memory may go to disk."""
+        return self.durability != "memory"
 
     def layout(self, put: int) -> Layout:
         layout = self._layout[put]

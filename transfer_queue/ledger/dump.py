@@ -81,14 +81,14 @@ def load(sections: Iterable[list[Any]], *, change_log: int = 4096) -> Ledger:
 
 def _head(p: Partition) -> list[Any]:
     counts = [dict(p.ended), dict(p.dropped), p.dead, p.redelivered, p.next_order, p.incarnation, p.committed]
-    credit = [p.max_groups, p.max_bytes, p.rows.puts.spills]
+    credit = [p.max_groups, p.max_bytes, p.rows.puts.durability]
     return [msgspec.to_builtins(list(p.tasks.values())), credit, p.seen.dump(), counts]
 
 
 def _load_head(p: Partition, tasks: list[Any], credit: list[Any], seen: Any, counts: list[Any]) -> None:
     p.tasks = {task.name: task for task in msgspec.convert(tasks, list[TaskSpec])}
     p.ready = {task.name: ReadyQueue() for task in p.tasks.values() if task.stage == "rows"}
-    p.max_groups, p.max_bytes, p.rows.puts.spills = credit
+    p.max_groups, p.max_bytes, p.rows.puts.durability = credit
     p.seen.load(seen)
     ended, dropped, p.dead, p.redelivered, p.next_order, p.incarnation, p.committed = counts
     p.ended.update(ended)

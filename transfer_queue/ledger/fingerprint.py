@@ -42,7 +42,7 @@ def logical_form(ledger: Ledger) -> object:
 def _partition(p: Partition) -> object:
     return {
         "tasks": p.tasks,
-        "credit": [p.max_groups, p.max_bytes, p.rows.puts.spills],
+        "credit": [p.max_groups, p.max_bytes, p.rows.puts.durability],
         "rows": {key: _row(p.rows, row) for key, row in p.rows.ids.items()},
         "consumption": p.consumption.logical_form(p.rows.order),
         "groups": {uid: _group(p.rows, group) for uid, group in p.groups.items()},

@@ -117,6 +117,13 @@ class Ledger:
         found = self.partitions.get(partition)
         return found is not None and bool(found.tasks)
 
+    def is_durable(self, partition: str | None) -> bool:
+        """Whether what is done in a partition (None: in any) is to be on the disk before it is answered."""
+        if partition is None:
+            return any(p.rows.puts.durability == "journal" for p in self.partitions.values())
+        found = self.partitions.get(partition)
+        return found is not None and found.rows.puts.durability == "journal"
+
     def can_lease(self, lease: m.Lease) -> bool:
         """Whether a lease would get something now. Raises Invalid or NotFound if it never will."""
         return leasing.can_lease(self.partition(lease.partition), lease)

@@ -145,13 +145,14 @@ class OpenPartition(Message, tag=True):
     """Declare a partition, its tasks and its credit; again with the same tasks only changes the credit.
 
     durability "spill": its rows go to disk when memory is full. "memory": they never do, and writers wait instead.
+    "journal": bytes and record of whatever is done there from now on are on the disk before the answer.
     """
 
     partition: str
     tasks: list[TaskSpec] = []
     max_groups: int = 0  # outstanding (not terminal) groups; 0 = no bound
     max_bytes: int = 0  # live bytes; 0 = no bound
-    durability: Literal["", "memory", "spill"] = ""  # "": as it is, at first "spill"
+    durability: Literal["", "memory", "spill", "journal"] = ""  # "": as it is, at first "spill"
 
 
 class Admit(Message, tag=True):
@@ -443,11 +444,12 @@ class Stats(Message, tag=True):
 
 
 class SegmentRequest(Message, tag=True):
-    """A segment with at least `nbytes` to write to, which may have to be waited for."""
+    """A segment with at least `nbytes` to write to, which may have to be waited for: one for rows of `partition`."""
 
     nbytes: int
     wait: float = 0.0
     sealed: list[int] = []  # segments that this writer has finished with
+    partition: str = ""
 
 
 class RegisterUnit(Message, tag=True):
@@ -671,6 +673,7 @@ class MakeSegments(Message, tag=True):
     count: int
     nbytes: int
     order: int = 0
+    durable: bool = False  # on disk (storage/spill.py)
 
 
 class FreeSegments(Message, tag=True):

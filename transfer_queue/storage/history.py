@@ -56,6 +56,8 @@ class History:
     Invariant: at any moment, what `recover` needs to get the state after the last record back is on the file system.
     """
 
+    lasting = True
+
     def __init__(
         self, path: Path, run: str, record: int, *, tail: float = 0.0, fsync: bool = False, fork: bool = False
     ) -> None:
@@ -71,6 +73,9 @@ class History:
         self._journal.append(record)
         self._record = record.seq
         self._tail += replay_seconds(record.mutation)
+
+    def sync(self) -> None:
+        self._journal.sync()
 
     def settle(self, sections: Sections) -> None:
         if self._child is not None:

@@ -49,6 +49,9 @@ Sections = Callable[[], Iterable[list[Any]]]
 class JournalLike(Protocol):
     """Where a controller writes what it accepted, before it answers."""
 
+    lasting: bool
+    """Whether a later controller finds it again."""
+
     def append(self, record: Record) -> None:
         """Write one record. An exception is final: the controller must end, since memory is ahead of the journal."""
         ...
@@ -57,20 +60,30 @@ class JournalLike(Protocol):
         """Called when the state is the one after the last record: a snapshot may be taken."""
         ...
 
+    def sync(self) -> None:
+        """All records so far are on the disk when this returns. An exception is final."""
+        ...
+
     def close(self) -> None: ...
 
 
 class MemoryJournal:
-    """Keeps the records in a list: for tests."""
+    """Keeps the records in a list, and how many of them are `synced`: for tests."""
+
+    lasting = True
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self.synced = 0
 
     def append(self, record: Record) -> None:
         self.records.append(record)
 
     def settle(self, sections: Sections) -> None:
         pass
+
+    def sync(self) -> None:
+        self.synced = len(self.records)
 
     def close(self) -> None:
         pass
@@ -79,10 +92,15 @@ class MemoryJournal:
 class NullJournal:
     """Keeps nothing: for a queue that lives and dies with one process."""
 
+    lasting = False
+
     def append(self, record: Record) -> None:
         pass
 
     def settle(self, sections: Sections) -> None:
+        pass
+
+    def sync(self) -> None:
         pass
 
     def close(self) -> None:
@@ -94,7 +112,7 @@ class Journal:
 
     Invariant: the file is, at every moment, the header and whole records, then at most one incomplete record; what
     `append` returned from is in the operating system's hands (a killed process loses nothing), and on the disk if
-    `fsync` is set (a dead machine loses nothing either).
+    `fsync` is set or `sync` was called after it (a dead machine loses nothing either).
     """
 
     def __init__(self, path: str | Path, *, first: int = 1, fsync: bool = False) -> None:
@@ -102,6 +120,7 @@ class Journal:
         before: it cuts a torn end off."""
         self.path = Path(path)
         self._fsync = fsync
+        self._lasting = fsync  # what lies in other files, and their names, are on the disk
         self._encoder = msgspec.msgpack.Encoder()
         self._open(first)
 
@@ -112,10 +131,22 @@ class Journal:
 
     def rotate(self, first: int) -> None:
         """Give the file its name for later, and begin a new one for records from number `first` on."""
+        if self._lasting:
+            os.fdatasync(self._fd)
         self.close()
         before = _read_first(self.path)
         os.rename(self.path, rotated(self.path, before))
         self._open(first)
+
+    def sync(self) -> None:
+        """All records, in older files too, are on the disk when this returns. Raises OSError, as `append`."""
+        if not self._lasting:
+            sync_journals(self.path)
+            sync_directory(self.path.parent)
+            sync_directory(self.path.parent.parent)
+            self._lasting = True
+        if not self._fsync:
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -127,7 +158,7 @@ class Journal:
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if os.fstat(self._fd).st_size == 0:
             self._write(header(first))
-            if self._fsync:
+            if self._lasting:
                 sync_directory(self.path.parent)
 
     def _write(self, data: bytes) -> None:

@@ -39,6 +39,11 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 
 
+def whole_pages(nbytes: int) -> int:
+    """So many bytes, and what is left of the last page."""
+    return -(-nbytes // PAGE) * PAGE
+
+
 def size_class(nbytes: int) -> int:
     """`nbytes` rounded up to one of eight sizes per doubling, each a multiple of a page."""
     step = max(PAGE, (1 << (max(1, nbytes) - 1).bit_length()) // (2 * SIZES_PER_DOUBLING))

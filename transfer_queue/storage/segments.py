@@ -1,9 +1,9 @@
 """Segment files: their names and ids, how they are made, and how a process maps them.
 
 A segment is a file of fixed size in its unit's directory (mode 0700). Its name says its id, and the id is never used
-again: unit | incarnation of the unit | counter. A pooled file gets a new name, by rename, before it is granted again,
-so "the file of this id is still the one that I have mapped" is one `stat`, and tells a reader that the bytes it has
-just copied were not reused meanwhile.
+again: unit | incarnation of the unit | durable | counter. A durable one was made on disk, for bytes that are to outlive
+the machine. A pooled file gets a new name, by rename, before it is granted again, so "the file of this id is still the
+one that I have mapped" is one `stat`, and tells a reader that the bytes it has just copied were not reused meanwhile.
 
 Since a rename keeps the file, a process keeps what it has open and mapped (FileCache): the same file under a new id is
 not mapped again, which would cost as much as copying its bytes.
@@ -25,7 +25,9 @@ from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.storage.memory import map_file
 
 UNIT_SHIFT, INCARNATION_SHIFT = 53, 32
-"""An id is a positive int64: 10 bits of unit, 21 of incarnation, 32 of counter."""
+"""An id is a positive int64: 10 bits of unit, 21 of incarnation, 1 for a durable one, 31 of counter."""
+
+DURABLE = 1 << 31
 
 MAX_UNITS = 1 << (63 - UNIT_SHIFT)
 
@@ -44,11 +46,16 @@ def check_segment_bytes(nbytes: int) -> None:
         raise Invalid(f"segment_bytes={nbytes}; expected {MIN_SEGMENT} (64 KiB) to {MAX_SEGMENT}")
 
 
-def segment_id(unit: int, incarnation: int, counter: int) -> int:
+def segment_id(unit: int, incarnation: int, counter: int, *, durable: bool = False) -> int:
     """The id of the `counter`-th segment that `unit` made in its `incarnation`."""
-    if not (0 <= unit < MAX_UNITS and 0 <= incarnation < 1 << 21 and 0 <= counter < 1 << 32):
+    if not (0 <= unit < MAX_UNITS and 0 <= incarnation < 1 << 21 and 0 <= counter < DURABLE):
         raise Invalid(f"no segment id for unit {unit}, incarnation {incarnation}, counter {counter}")
-    return unit << UNIT_SHIFT | incarnation << INCARNATION_SHIFT | counter
+    return unit << UNIT_SHIFT | incarnation << INCARNATION_SHIFT | durable * DURABLE | counter
+
+
+def is_durable(segment: int) -> bool:
+    """Whether a segment was made on disk, to outlive the machine."""
+    return bool(segment & DURABLE)
 
 
 def unit_of(segment: int) -> int:
@@ -103,6 +110,10 @@ class OpenFile:
         while len(view):
             done = os.pwrite(self._fd, view, offset)
             view, offset = view[done:], offset + done
+
+    def sync(self) -> None:
+        """What was written is on the disk when this returns. Raises OSError."""
+        os.fdatasync(self._fd)
 
     def unlinked(self) -> bool:
         """Whether it has no name any more: nobody will use it again."""

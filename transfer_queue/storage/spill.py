@@ -1,7 +1,8 @@
-"""Segments on disk: where a storage unit puts the oldest when its memory is full.
+"""Segments on disk: where a storage unit puts the oldest when its memory is full, and makes those that are durable.
 
 A spilled segment keeps its id and its content; who maps it maps the file here. It is whole from the moment it has its
-name. What was spilled on another boot, or beside another directory, is of nobody: ids begin anew there.
+name. What was spilled on another boot, or beside another directory, is of nobody: it may not be whole, and what belongs
+to it is gone. A durable segment is its own; its name is on the disk before anybody hears of it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import contextlib
 import os
 from pathlib import Path
 
+import numpy as np
+
 from transfer_queue.failpoints import failpoint
-from transfer_queue.storage.segments import make_file, segment_file, segment_of
+from transfer_queue.storage.journal import sync_directory
+from transfer_queue.storage.segments import OpenFile, is_durable, make_file, map_segment, segment_file, segment_of
 
 CHUNK = 8 << 20
 """Bytes per system call, so that a process that is to end can."""
@@ -24,12 +28,13 @@ class SpillDirectory:
         """`owner`: the nonce of the unit's directory in memory. Raises OSError."""
         self.directory = Path(directory)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_directory(self.directory.parent)
         mark = self.directory / "owner"
         ours = mark.exists() and mark.read_text(errors="replace") == owner
         self.sizes: dict[int, int] = {}
         for entry in list(os.scandir(self.directory)):
             segment = segment_of(entry.name)
-            if segment is not None and ours and entry.is_file(follow_symlinks=False):
+            if segment is not None and (ours or is_durable(segment)) and entry.is_file(follow_symlinks=False):
                 self.sizes[segment] = entry.stat(follow_symlinks=False).st_size
             elif segment is not None or entry.name.endswith(".part"):
                 os.unlink(entry.path)
@@ -50,9 +55,22 @@ class SpillDirectory:
         self.sizes[segment] = nbytes
 
     def make(self, segment: int, nbytes: int) -> None:
-        """An empty one. Raises OSError."""
-        make_file(self.directory / segment_file(segment), nbytes, touch=False)
+        """An empty one; a durable one is on the disk. Raises OSError."""
+        path = self.directory / segment_file(segment)
+        make_file(path, nbytes, touch=False)
+        if is_durable(segment):
+            self._sync(path)
         self.sizes[segment] = nbytes
+
+    def write(self, segment: int, offset: int, data: np.ndarray) -> None:
+        """Bytes (uint8) are on the disk when this returns. Raises OSError, SegmentGone."""
+        file = self._open(segment)
+        file.write_at(offset, data)
+        file.sync()
+
+    def sync(self, segment: int) -> None:
+        """What anybody wrote to a segment is on the disk when this returns. Raises OSError, SegmentGone."""
+        self._open(segment).sync()
 
     def unlink(self, segment: int) -> None:
         if self.sizes.pop(segment, None) is not None:
@@ -62,9 +80,26 @@ class SpillDirectory:
         """Delete all that this class made."""
         for segment in list(self.sizes):
             self.unlink(segment)
-        (self.directory / "owner").unlink(missing_ok=True)
+        for name in ("owner", "incarnation"):
+            (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.directory.rmdir()
+
+    def _open(self, segment: int) -> OpenFile:
+        return map_segment(str(self.directory), segment, write=True).file
+
+    def _sync(self, path: Path) -> None:
+        """A new file, with its size and its name, is on the disk; else there is none. Raises OSError."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            sync_directory(self.directory)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def spill_arguments(home: Path | None, unit: int, budget: int) -> list[str]:

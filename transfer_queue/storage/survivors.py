@@ -11,21 +11,27 @@ from transfer_queue.net.messages import Block, Segment, Survivors
 from transfer_queue.storage.arena import Extent, fill, verify, within
 from transfer_queue.storage.columns import Column, aligned, read_block
 from transfer_queue.storage.memory import PAGE
+from transfer_queue.storage.segments import is_durable
 from transfer_queue.storage.unit_files import UnitFiles
 
 
 def compact(
     files: UnitFiles, batches: Sequence[Survivors], *, spilled: bool = False
 ) -> tuple[Segment, list[list[Block]]]:
-    """The segment made, in memory or on disk, which has no room left, and the blocks of each batch in it.
+    """The segment made, in memory or on disk, which has no room left, and the blocks of each batch in it. What lay in a
+    durable segment does so again.
 
     Raises OSError (no room), SegmentGone, Corrupt, Invalid; nothing is left behind then.
     """
     columns = [_columns(files, batch) for batch in batches]
     total = sum(aligned(column.nbytes) for batch in columns for column in batch.values())
-    segment = files.make_for_survivors(max(PAGE, -(-total // PAGE) * PAGE), spilled=spilled)
+    durable = spilled and any(is_durable(b.segment) for batch in batches for blocks, _ in batch.sources for b in blocks)
+    segment = files.make_for_survivors(max(PAGE, -(-total // PAGE) * PAGE), spilled=spilled, durable=durable)
     try:
-        return segment, _write(files.writable(segment), segment.segment, columns)
+        blocks = _write(files.writable(segment), segment.segment, columns)
+        if durable:
+            files.sync(segment.segment)
+        return segment, blocks
     except BaseException:
         files.free([segment.segment])
         raise

@@ -8,7 +8,8 @@ nonce         begins with the boot id: a client that can read it and has that bo
 *.seg         segments, by id
 *.pool        freed segments whose pages are kept for the next grant (a fresh page costs five times a warm one)
 
-Another directory, on disk, takes sealed segments when memory is short (storage/spill.py).
+Another directory, on disk, takes sealed segments when memory is short, and has those that are durable
+(storage/spill.py). It has the incarnation too, so that ids are new after a reboot as well.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.messages import Segment
 from transfer_queue.processes import boot_id, wait_for_exit
+from transfer_queue.storage.journal import sync_directory
 from transfer_queue.storage.segments import (
     Mapping,
+    is_durable,
     make_file,
     map_segment,
     rename_unpinned,
@@ -66,8 +69,9 @@ class UnitFiles:
         self.budget = budget
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock_file(self.directory / "lock", f"storage unit {unit}", wait=5.0)
-        self.incarnation = self._next_incarnation()
         self.nonce = self._read_or_make_nonce()
+        self.disk = SpillDirectory(spill, self.nonce) if spill is not None else None
+        self.incarnation = self._next_incarnation()
         self._counter = itertools.count()
         self._pool_counter = itertools.count()
         self._pool: dict[int, list[Path]] = defaultdict(list)
@@ -76,7 +80,6 @@ class UnitFiles:
         for left in self.directory.glob("*.pool"):
             left.unlink()
         self._sizes = dict(self._scan())
-        self.disk = SpillDirectory(spill, self.nonce) if spill is not None else None
         self._spilled: dict[int, int] = self.disk.sizes if self.disk is not None else {}
         for segment in self._sizes.keys() & self._spilled.keys():
             self._unlink_spilled(segment)  # it died between copy and unlink
@@ -98,13 +101,22 @@ class UnitFiles:
             self._unlink_spilled(segment)
         self._poolable.clear()
 
-    def make_for_survivors(self, nbytes: int, *, spilled: bool) -> Segment:
+    def make_for_survivors(self, nbytes: int, *, spilled: bool, durable: bool = False) -> Segment:
         """A new segment, in memory or on disk, that nobody else will write to. Raises OSError."""
-        if not spilled or self.disk is None:
-            return self.make(1, nbytes)[0]
-        segment = segment_id(self.unit, self.incarnation, next(self._counter))
+        return self.make_on_disk(nbytes, durable=durable) if spilled else self.make(1, nbytes)[0]
+
+    def make_on_disk(self, nbytes: int, *, durable: bool) -> Segment:
+        """A new segment on disk. Raises OSError, and Invalid if this unit has no place there."""
+        if self.disk is None:
+            raise Invalid(f"unit {self.unit} has no directory on disk")
+        segment = segment_id(self.unit, self.incarnation, next(self._counter), durable=durable)
         self.disk.make(segment, nbytes)
         return Segment(segment, self.unit, nbytes)
+
+    def sync(self, segment: int) -> None:
+        """What was written to a segment on disk outlives the machine when this returns. Raises OSError, SegmentGone."""
+        assert self.disk is not None
+        self.disk.sync(segment)
 
     def make(self, count: int, nbytes: int, *, touch: bool = True) -> list[Segment]:
         """New segments, `touch` as in make_file. Raises OSError when the directory is full, with those already made
@@ -161,10 +173,19 @@ class UnitFiles:
         return map_segment(str(directory), segment.segment, write=True).data
 
     def write(self, segment: int, offset: int, data: bytes | memoryview) -> None:
-        """Write for a client that cannot map the segment. Raises SegmentGone, Invalid."""
-        if segment in self._spilled:
+        """Write for a client that cannot map the segment; what a durable one gets is on the disk when this returns.
+        Raises SegmentGone, Invalid."""
+        disk = self.disk if segment in self._spilled else None
+        if disk is not None and not is_durable(segment):
             raise SegmentGone(f"segment {segment:016x} was sealed; it is on disk")
-        self._range(self._mapping(segment), offset, len(data))[:] = np.frombuffer(data, np.uint8)
+        target = self._range(self._mapping(segment), offset, len(data))
+        if disk is None:
+            target[:] = np.frombuffer(data, np.uint8)
+            return
+        try:
+            disk.write(segment, offset, np.frombuffer(data, np.uint8))
+        except OSError as error:  # nobody knows what the disk has of it: the writer takes another one
+            raise SegmentGone(f"segment {segment:016x} in {disk.directory}: {error.strerror}") from None
 
     def close(self, *, remove: bool = False) -> None:
         """Let the directory go; with `remove`, delete all that this class made in it."""
@@ -258,9 +279,12 @@ class UnitFiles:
         return found
 
     def _next_incarnation(self) -> int:
-        path = self.directory / "incarnation"
-        number = _read_number(path) + 1 if path.exists() else first_incarnation()
-        replace_file(path, str(number))
+        directories = [self.directory, *([self.disk.directory] if self.disk is not None else [])]
+        known = [_read_number(path) for home in directories if (path := home / "incarnation").exists()]
+        number = max(known) + 1 if known else first_incarnation()
+        for home in directories:
+            replace_file(home / "incarnation", str(number))
+            sync_directory(home)
         return number
 
     def _read_or_make_nonce(self) -> str:
@@ -286,11 +310,13 @@ def _read_number(path: Path) -> int:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a small file, mode 0600, all or nothing."""
+    """Write a small file, mode 0600, all or nothing, also if the machine dies."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
         file.write(text)
+        file.flush()
+        os.fsync(fd)
     os.replace(temporary, path)
 
 
