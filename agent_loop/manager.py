@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from agent_loop.plugins import PluginError
-from agent_loop.user_code import place_of
+from agent_loop.user_code import told
 from agent_loop.worker import AgentLoopWorker
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, Disconnected
@@ -184,11 +184,10 @@ class AgentLoopManager:
 
 
 def _first_line(error: Exception) -> str:
-    """With the place in the user's code that it came from; from another process that is its note."""
-    error = getattr(error, "cause", None) or error  # Ray's error for one of ours; its own text is a traceback
-    places = getattr(error, "__notes__", None) or [place for place in (place_of(error),) if place]
-    where = f" ({'; '.join(places)})" if places else ""
-    return f"{type(error).__name__}: {error}".splitlines()[0] + where
+    """With the place in the user's code that it came from."""
+    return told(
+        getattr(error, "cause", None) or error, whole=False
+    )  # Ray's error for one of ours; its own text is a traceback
 
 
 class TaskWorker:

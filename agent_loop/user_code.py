@@ -34,6 +34,22 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
+def told(error: BaseException, *, whole: bool = True) -> str:
+    """`KeyError: 'x' (/home/me/reward.py:12 in f: ...)`, on one line; of a long message its first one unless `whole`.
+    Of an error that came from another process the place is its note, since its traceback stayed there."""
+    places = getattr(error, "__notes__", None) or [place for place in (place_of(error),) if place]
+    where = f" ({'; '.join(places)})" if places else ""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {' '.join(lines if whole else lines[:1])}{where}"
+
+
+def with_place(error: Exception) -> Exception:
+    """The error, with its place as a note, to be sent to another process."""
+    if place := place_of(error):
+        error.add_note(place)
+    return error
+
+
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     return walk_tb(error.__traceback__)
 

@@ -12,12 +12,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from agent_loop.rendering.chat import ChatTokenizer
 from streamrl.monitor.events import plain
 from transfer_queue.keys import split_row_key
 
@@ -25,6 +24,12 @@ FIELDS = ["input_ids", "reward_model", "reward_extra_info", "num_turns"]
 
 SHOWN = 1000
 """Characters of a question, and of an answer, that are shown: its last ones."""
+
+
+class Decoder(Protocol):
+    """The part of ChatTokenizer that is needed."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class SampleOrder:
         return [i for i, key in enumerate(self.keys) if self.directory or key in shown]
 
 
-def write_samples(order: SampleOrder, columns: Mapping[str, Any], chat: ChatTokenizer) -> list[dict[str, Any]]:
+def write_samples(order: SampleOrder, columns: Mapping[str, Any], chat: Decoder) -> list[dict[str, Any]]:
     """Write the file that `order` asks for; the answers to show. `columns`: FIELDS of the rows that are `wanted`."""
     lines = {order.keys[place]: _line(order, place, columns, i, chat) for i, place in enumerate(order.wanted)}
     if order.directory:
@@ -57,9 +62,7 @@ def write_samples(order: SampleOrder, columns: Mapping[str, Any], chat: ChatToke
     return [_shown(lines[key]) for key in order.show]
 
 
-def _line(
-    order: SampleOrder, place: int, columns: Mapping[str, Any], index: int, chat: ChatTokenizer
-) -> dict[str, Any]:
+def _line(order: SampleOrder, place: int, columns: Mapping[str, Any], index: int, chat: Decoder) -> dict[str, Any]:
     tag, ids = order.tags[place], np.asarray(columns["input_ids"][index]).tolist()
     asked = int(tag["prompt_len"])
     own = {

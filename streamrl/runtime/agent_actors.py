@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from ray.exceptions import RayActorError, RayError
 
 from agent_loop.llm.client import RoutedClient
 from agent_loop.llm.protocol import LLMServer
-from agent_loop.user_code import place_of
+from agent_loop.user_code import with_place
 from agent_loop.worker import AgentLoopWorker, WorkerConfig
 from streamrl.monitor.events import EventLog
+from streamrl.process_log import write_to
 from streamrl.runtime.run_dir import LOGS
 from transfer_queue.client import QueueClient
 
@@ -40,9 +40,7 @@ class AgentWorkerActor:
             await self._start(name, config, address, servers, teachers, run_dir)
         except Exception as error:  # its traceback stays in this process
             logger.exception("%s cannot start", name)
-            if place := place_of(error):
-                error.add_note(place)
-            raise
+            raise with_place(error)  # noqa: B904
         return os.getpid()
 
     async def _start(
@@ -70,19 +68,6 @@ class AgentWorkerActor:
 
     async def stop(self) -> None:
         await self._worker.stop()
-
-
-def write_to(path: Path) -> None:
-    """All that this process prints and logs goes to the end of `path`: what a user's code says is found in the run
-    directory, not among Ray's files."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(file, descriptor)
-    os.close(file)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115  (for the life of the process)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    logging.basicConfig(level=logging.INFO, force=True, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 class RayWorker:

@@ -57,13 +57,13 @@ def _full(error: BaseException) -> str:
 
 
 def where_to_look(run: Path) -> str:
-    """The logs of a run that failed: first that of the agent worker in which the user's code did, if one did."""
+    """The logs of a run that failed: first that of the process in which the user's code did, if one did."""
     found = [path for path in (run / LOGS).glob("*.log") if b"Traceback" in path.read_bytes()]
     own = f"{run}/trainer.log"
     if not found:
         return own
     newest = max(found, key=lambda path: path.stat().st_mtime)
-    return f"{newest} (tracebacks and prints of agents, tools and rewards; a file per worker) and {own}"
+    return f"{newest} (what your code printed and raised there; a file per process) and {own}"
 
 
 def queue_failed(error: Exception) -> UserError:

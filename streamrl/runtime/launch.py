@@ -103,8 +103,8 @@ def _run_ray(config: StreamRLConfig, run: RunDirectory) -> Summary:
     from streamrl.runtime.task_runner import TaskRunner
 
     try:
-        _init_ray(config)
         with EventLog(run.path / "events", "launcher") as events:
+            _init_ray(config)
             events.state("part", "Ray runs")
         INTERRUPTS.check()
         actor = ray.remote(TaskRunner).options(num_cpus=0, max_concurrency=8)

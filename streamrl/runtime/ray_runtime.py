@@ -28,7 +28,7 @@ from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start
 from streamrl.runtime import settings
 from streamrl.runtime.agent_actors import RaySpawner
 from streamrl.runtime.failures import queue_failed
-from streamrl.runtime.run_dir import RunDirectory
+from streamrl.runtime.run_dir import LOGS, RunDirectory
 from streamrl.single_controller import RayWorkerGroup, Role
 from streamrl.single_controller.roles import nodes_of_ray
 from streamrl.trainer.parts import Agents, Parts, Servers
@@ -107,7 +107,9 @@ def _start_ranks(config: StreamRLConfig, run: RunDirectory, address: dict[str, s
     pools.check(nodes_of_ray())
     pool = pools.get_resource_pool(Role.ActorRolloutRef)
     workers = settings.rank_workers(config, run, {"actor": address, "critic": address})
-    group = RayWorkerGroup(pool, workers, name="ranks", start_timeout=settings.RANK_START_SECONDS)
+    group = RayWorkerGroup(
+        pool, workers, name="ranks", start_timeout=settings.RANK_START_SECONDS, log_dir=str(run.path / LOGS)
+    )
     for view in group.spawn().values():
         view.init_model()
     return group

@@ -4,7 +4,7 @@ config.yaml      the resolved configuration
 metrics.jsonl    one line per step            batches.jsonl   what was trained, by the trainer's own account
 events/          one event log per process    summary.json    the outcome, with its `status`
 checkpoints/     global_step_<k>/             queue/          the queue's journal, keys and address
-trainer.log      of the trainer's process     logs/           of each agent worker: what the user's code printed
+trainer.log      of the trainer's process     logs/           of agent workers and ranks: what the user's code printed
 lock             held by the live run
 """
 
@@ -32,7 +32,7 @@ from streamrl.errors import UserError
 FINISHED = "finished"
 
 LOGS = "logs"
-"""Of a run directory: a file per agent worker."""
+"""Of a run directory: a file per agent worker and training rank."""
 
 MAX_NAME = 100
 """Characters of a run's name."""

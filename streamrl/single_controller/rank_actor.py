@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import ray
 
+from agent_loop.user_code import with_place
+from streamrl.process_log import write_to
 from streamrl.single_controller.worker import ClassWithInitArgs, RankInfo, loaded
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,10 @@ class RankActor:
         faulthandler.enable(file=STDERR, all_threads=True)  # Ray's own shows the crashed thread only
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    def identify(self) -> dict[str, Any]:
+    def identify(self, log_file: str = "") -> dict[str, Any]:
+        """`log_file`: where it writes from now on, instead of among Ray's files."""
+        if log_file:
+            write_to(Path(log_file))
         return {"pid": os.getpid(), "ip": ray.util.get_node_ip_address(), "log": _path_of(STDERR)}
 
     def open_rendezvous(self, kind: Literal["file", "tcp"]) -> str:
@@ -56,6 +61,9 @@ class RankActor:
     def run(self, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
             return getattr(self._workers[role], method)(*loaded(args), **kwargs)
+        except Exception as error:  # its traceback stays in this process
+            log.exception("%s failed", method)
+            raise with_place(error)  # noqa: B904
         finally:
             self._note_threads(method)
 

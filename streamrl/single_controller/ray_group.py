@@ -27,14 +27,15 @@ class RayWorkerGroup(WorkerGroup):
     def __init__(
         self, pool: ResourcePool, worker: ClassWithInitArgs | Mapping[str, ClassWithInitArgs], *, name: str = "",
         timeout: float = 600.0, start_timeout: float = 120.0, env: dict[str, str] | None = None,
-        rendezvous: Literal["auto", "file", "tcp"] = "auto",
+        rendezvous: Literal["auto", "file", "tcp"] = "auto", log_dir: str = "",
     ) -> None:  # fmt: skip
+        """`log_dir`: a file per rank there takes what the ranks log and print; empty: Ray's files do."""
         workers = by_role(worker)
         name = name or "+".join(role or made.cls.__name__ for role, made in workers.items())
         super().__init__(
             RayRanks(
                 pool, workers, name=name, timeout=timeout, start_timeout=start_timeout, env=env or {},
-                rendezvous=rendezvous,
+                rendezvous=rendezvous, log_dir=log_dir,
             )
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from agent_loop.user_code import told
 from streamrl.single_controller.errors import PlacementError, WorkerDied, WorkerFailed, WorkerGroupError, WorkerTimeout
 from streamrl.single_controller.pool import ResourcePool, shown
 from streamrl.single_controller.rank_actor import RankActor
@@ -38,7 +39,7 @@ class RayRanks(Ranks):
 
     def __init__(
         self, pool: ResourcePool, workers: dict[str, ClassWithInitArgs], *, name: str, timeout: float,
-        start_timeout: float, env: dict[str, str], rendezvous: Literal["auto", "file", "tcp"],
+        start_timeout: float, env: dict[str, str], rendezvous: Literal["auto", "file", "tcp"], log_dir: str = "",
     ) -> None:  # fmt: skip
         super().__init__(classes_of(workers), pool.world_size, timeout=timeout)
         self.name = name
@@ -51,7 +52,9 @@ class RayRanks(Ranks):
         self._actors: list[Any] = []
         try:
             self._actors = self._create(pool, env)
-            homes = self._get("identify", [actor.identify.remote() for actor in self._actors])
+            files = [f"{log_dir}/rank-{rank}.log" if log_dir else "" for rank in range(self.world_size)]
+            identified = [actor.identify.remote(file) for actor, file in zip(self._actors, files, strict=True)]
+            homes = self._get("identify", identified)
             self.pids = [home["pid"] for home in homes]
             self.logs = [home["log"] for home in homes]
             self._watch_deaths()
@@ -108,9 +111,7 @@ class RayRanks(Ranks):
             except RayActorError as error:
                 raise self._died(rank, method) from error
             except RayTaskError as error:
-                raise WorkerFailed(
-                    rank, self.pids[rank], method, f"{type(error.cause).__name__}: {error.cause}"
-                ) from error
+                raise WorkerFailed(rank, self.pids[rank], method, told(error.cause)) from error
         return results
 
     # --- calls ----------------------------------------------------------------------------------------------------

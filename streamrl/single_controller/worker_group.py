@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
+from agent_loop.user_code import told
 from streamrl.single_controller.decorator import Dispatch, Execute, MeshDispatch, MethodSpec, registered_methods
 from streamrl.single_controller.errors import WorkerDied, WorkerFailed, WorkerGroupError, WorkerTimeout
 from streamrl.single_controller.mesh import Layout
@@ -193,7 +194,7 @@ class Call:
         error = self._error(rank)
         assert error is not None
         cause = getattr(error, "cause", None) or error
-        failure = WorkerFailed(rank, ranks.pids[rank], name, f"{type(cause).__name__}: {cause}")
+        failure = WorkerFailed(rank, ranks.pids[rank], name, told(cause))
         failure.__cause__ = error
         if len(failed) < len(self._results):
             self._fail(failure)  # the others did not stop with it: the ranks are out of step

@@ -130,3 +130,17 @@ def test_a_running_job_serves_its_metrics_and_ctrl_c_leaves_a_checkpoint_and_no_
     summary = read_summary(job.path)
     assert summary.status == "interrupted"
     assert list(job.path.glob(f"checkpoints/global_step_{summary.steps}/manifest.json"))
+
+
+def test_a_broken_reward_is_told_with_its_line_and_its_log(tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(**_):\n    print('scoring')\n    return {}['nothing']\n")
+    arguments = (f"reward.custom_reward_function.path={reward}", "trainer.val_before_train=false")
+    job = Job(tmp_path, *arguments, steps=3, seconds=SECONDS)
+    assert job.start().wait(SECONDS) == 1
+    log = job.path / "logs" / "agent-0.log"
+    assert f"KeyError: 'nothing' ({reward}:3 in compute_score: return {{}}['nothing'])" in job.text
+    assert f"see {log}" in job.text
+    assert log.read_text().count("Traceback") == 1
+    assert "scoring" in log.read_text()
+    assert read_summary(job.path).groups.dropped["failed"] >= 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,6 @@ def test_runs_that_came_to_nothing_can_be_hidden_and_deleted(
         ({"project_name": "gsm8k", "experiment_name": "grpo"}, "gsm8k-grpo"),
     ],
 )
-def test_a_run_is_called_by_what_was_given_or_by_its_model(given: dict[str, str], name: str) -> None:
+def test_a_run_is_called_by_what_was_given_or_by_its_model(given: dict[str, Any], name: str) -> None:
     model = ActorRolloutRefConfig(model=ModelConfig(path="/models/Qwen2.5-0.5B"))
     assert run_name(StreamRLConfig(actor_rollout_ref=model, trainer=TrainerConfig(**given))) == name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from streamrl.recording.samples import SHOWN, SampleOrder, write_samples
 class Letters:
     """A tokenizer of letters."""
 
-    def decode(self, ids, *, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return "".join(map(chr, ids))
 
 

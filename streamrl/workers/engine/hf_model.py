@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,9 @@ def read_trained(actor: Path) -> dict[str, torch.Tensor]:
         for name, meta in known.items()
         if name.startswith("model.")
     }
-    state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process, as it should be
+        state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
