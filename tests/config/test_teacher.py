@@ -89,7 +89,8 @@ def test_replicas_need_servers(teacher: Teacher) -> None:
 
 def test_a_replay_has_its_teacher_on_the_ranks(teacher: Teacher, tmp_path: Path) -> None:
     recorded = tmp_path / "recorded"
-    recorded.mkdir()
+    (recorded / "trajectories").mkdir(parents=True)
+    (recorded / "trajectories/step-000001-r0-0.safetensors").write_text("")
     (recorded / "batches.jsonl").write_text("")
     config = load_config([*teacher.arguments, f"trainer.replay={recorded}"]).config
     assert config.distillation.on_ranks
