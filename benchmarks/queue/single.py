@@ -1,4 +1,4 @@
-"""One row at a time: what an agent loop does when a trajectory ends."""
+"""One row at a time: what an agent loop does when a trajectory ends; and the same with each on the disk first."""
 
 from __future__ import annotations
 
@@ -53,10 +53,37 @@ async def _concurrently(tq: Any, keys: list[str], partition: str, row: Any, tag:
     return time.perf_counter() - began
 
 
+def one_durable_round(driver: Any, quick: bool, seed: int) -> dict[str, float]:
+    """The same in a partition with durability "journal": each put waits for two syncs, which it shares if it can."""
+    count = 20 if quick else 200
+    tq, partition = driver.tq, "durable"
+    keys = keys_of(3 * count, "durable")
+    one_by_one, concurrent = keys[:count], keys[count:]
+    row, tag = one_row(seed), tag_of(seed)
+    tq.get_client().queue.open_partition(partition, tasks=[], durability="journal")
+    tq.kv_put(keys[-1], partition, fields=row, tag=tag)
+
+    began = time.perf_counter()
+    for key in one_by_one:
+        tq.kv_put(key, partition, fields=row, tag=tag)
+    put = time.perf_counter() - began
+    together = asyncio.run(_concurrently(tq, concurrent, partition, row, tag))
+    tq.kv_clear(keys, partition)
+    return {"durable put": put / count, f"durable put, {AT_ONCE} at once": together / len(concurrent)}
+
+
+def durable_bars(figures: Figures) -> list[Bar]:
+    names = ("durable put", f"durable put, {AT_ONCE} at once")
+    return [Bar(f"single: {name}, ours", 1 / figures.median("ours", name), "rows/s") for name in names]
+
+
 def bars(figures: Figures) -> list[Bar]:
     names = ("put", f"put, {AT_ONCE} at once")
     rates = [Bar(f"single: {name}, ours", 1 / figures.median("ours", name), "rows/s") for name in names]
     return rates + against_peer("single", figures, dict(zip(names, (8.0, 10.0), strict=True)))
 
 
-WORKLOADS = [Workload("single", one_round, bars, sides=("ours", "peer"))]
+WORKLOADS = [
+    Workload("single", one_round, bars, sides=("ours", "peer")),
+    Workload("durable", one_durable_round, durable_bars, sides=("ours",), rounds=3),
+]

@@ -23,9 +23,11 @@ from transfer_queue.local import LocalQueue
 from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response
 from transfer_queue.net.stream_listener import StreamListener
+from transfer_queue.service import QueueService
 from transfer_queue.storage.journal import MemoryJournal
 from transfer_queue.storage.segments import is_durable
 from transfer_queue.storage.unit_files import UnitFiles
+from transfer_queue.sync_client import SyncQueueClient
 from transfer_queue.unit import serve_unit
 
 SEGMENT = 64 << 10
@@ -139,6 +141,28 @@ async def test_what_was_acknowledged_survives_a_machine_that_dies(machine):
         await check(queue.client("c"), "j", range(5, 40))
 
 
+def test_a_service_whose_memory_is_gone_still_has_the_durable_rows(tmp_path):
+    options: dict[str, Any] = {"units": 2, "unit_budget_bytes": 16 << 20, "spill_budget_bytes": 64 << 20}
+    (tmp_path / "memory").mkdir()
+    options |= {"spill_dir": tmp_path, "storage_dir": tmp_path / "memory"}
+    for boot in range(2):
+        service = QueueService(tmp_path / "run", **options)
+        client = SyncQueueClient(service.start(), "c")
+        try:
+            if boot:
+                assert client.get("j", ["a", "b"])["x"].values.tolist() == [1, 2]
+                assert client.list("m").get("m", {}) == {}
+                continue
+            client.open_partition("j", tasks=[], durability="journal")
+            for partition in ("j", "m"):
+                client.put(partition, ["a", "b"], {"x": np.array([1, 2])})
+        finally:
+            client.close()
+            service.stop(clean=bool(boot))
+        shutil.rmtree(tmp_path / "memory")
+        (tmp_path / "memory").mkdir()
+
+
 async def test_groups_admitted_closed_and_acked_survive_a_machine_that_dies(machine):
     tasks = [m.TaskSpec("generate", "prompt"), m.TaskSpec("train", "rows", bind="incarnation")]
     async with machine.queue() as queue:
@@ -239,6 +263,26 @@ async def test_a_disk_that_fails_is_named_and_what_it_did_not_take_is_copied_els
         await check(client, "j", range(4))
         segments = [(await client.lookup("j", [key])).blocks[0].segment for key in ("k1", "k2")]
         assert segments[0] != segments[1]
+
+
+async def test_a_disk_that_is_full_is_named_and_costs_nothing(machine, monkeypatch):
+    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 0.2)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    async with machine.queue() as queue:
+        client = queue.client("c")
+        await client.open_partition("j", tasks=[], durability="journal")
+        with monkeypatch.context() as patch:
+            patch.setattr("transfer_queue.storage.spill.make_file", full)
+            with pytest.raises(QueueFull, match=f"{machine.spill}: No space left on device"):
+                await put(client, "j", range(1))
+        assert (await client.list("j")).get("j", {}) == {}
+        await put(client, "m", range(1))
+        monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 10.0)
+        await put(client, "j", range(1))
+        await check(client, "j", range(1))
 
 
 @pytest.mark.parametrize("journal", [False, True])
