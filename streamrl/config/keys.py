@@ -83,7 +83,7 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
 
 def _unavailable(key: str, value: Any, usual: tuple[Any, ...] = ()) -> str:
     instead = f" or set {show(usual[0])}" if usual else ""
-    advice = f": {text}" if (text := remedy(key)) else ""
+    advice = f" ({text})" if (text := remedy(key)) else ""
     return f"{key}={show(value)} is not available yet; leave it out{instead}{advice}"
 
 
@@ -124,7 +124,7 @@ def _children(section: str) -> list[str]:
 def _unknown(key: str) -> str:
     near = nearest(key)
     if near is not None and near not in known_keys():
-        return f"unknown key {key}; verl's {near} is not available yet" + (f": {remedy(near)}" if remedy(near) else "")
+        return f"unknown key {key}; verl's {near} is not available yet" + (f" ({remedy(near)})" if remedy(near) else "")
     hint = f"did you mean {near}?" if near else "`streamrl train --dry-run experiment=calculator` prints all keys"
     return f"unknown key {key}; {hint}"
 

@@ -114,12 +114,26 @@ def status_of(path: Path) -> str:
 def open_run(
     runs_dir: Path, name: str, resolved: str, *, resume_mode: str, resume_from: Path | None, replayed: str | None = None
 ) -> RunDirectory:
-    """The directory to run in: the one to resume, or a new one, which `latest` names then, unless that names the run
-    that is `replayed`.
+    """The directory to run in, the one to resume or a new one; `latest` names it then, unless that names the run that
+    is `replayed`.
 
     `auto` resumes the newest run of this name that did not finish and had the same configuration (apart from the
     keys that only say how to resume); a run that differs is left alone, which `note` says. Raises RunDirectoryError.
     """
+    run = _opened(runs_dir, name, resolved, resume_mode, resume_from)
+    runs_dir = run.path.parent
+    before = _latest(runs_dir)
+    of_replayed = (
+        replayed is not None and before is not None and (runs_dir / before).resolve() == Path(replayed).resolve()
+    )
+    if before != run.path.name and not of_replayed:
+        run._before = before
+        with suppress(OSError):  # the link is a convenience
+            _point_latest(runs_dir, run.path.name)
+    return run
+
+
+def _opened(runs_dir: Path, name: str, resolved: str, resume_mode: str, resume_from: Path | None) -> RunDirectory:
     if resume_mode == "resume_path":
         if resume_from is None or not (resume_from / "config.yaml").is_file():
             raise RunDirectoryError(
@@ -137,13 +151,8 @@ def open_run(
                 note = note or _not_continued(candidate, different)
             except RunDirectoryError:
                 continue  # that run is alive: this is another one
-    latest = _latest(runs_dir)
     run = _create(runs_dir, name, resolved)
     run.note = note
-    if replayed is None or latest is None or (runs_dir / latest).resolve() != Path(replayed).resolve():
-        run._before = latest
-        with suppress(OSError):  # the link is a convenience
-            _point_latest(runs_dir, run.path.name)
     return run
 
 

@@ -113,3 +113,14 @@ def test_a_replay_of_latest_leaves_it_where_it_is(tmp_path: Path) -> None:
     assert latest(tmp_path) == recorded.path
     other = replay(older.path)
     assert latest(tmp_path) == other.path
+
+
+def test_latest_names_a_run_that_is_continued(tmp_path: Path) -> None:
+    first = start(tmp_path, mode="disable")
+    failed = start(tmp_path)
+    failed.give_latest_back()
+    failed.release()
+    assert latest(tmp_path) == first.path
+    again = start(tmp_path)
+    assert again.path == failed.path
+    assert latest(tmp_path) == failed.path
