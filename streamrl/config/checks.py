@@ -195,7 +195,8 @@ def _names(config: StreamRLConfig) -> Iterator[str]:
     if reward.path is None and reward.name not in REWARDS:
         yield (
             f"reward.custom_reward_function.path is not set and no reward is registered as {reward.name!r}; "
-            f"name a Python file, or set reward.custom_reward_function.name to one of {', '.join(REWARDS.names())}"
+            f"name a Python file, or set reward.custom_reward_function.name to one of {', '.join(REWARDS.names())} "
+            "(verl's own scorers, which it takes by data_source, are not here)"
         )
     for name, kwargs in rollout.tools.items():
         try:
