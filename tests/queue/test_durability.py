@@ -24,7 +24,7 @@ from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response
 from transfer_queue.net.stream_listener import StreamListener
 from transfer_queue.service import QueueService
-from transfer_queue.storage.journal import MemoryJournal
+from transfer_queue.storage.journal import FORMAT, Journal, MemoryJournal, read_journals
 from transfer_queue.storage.segments import is_durable
 from transfer_queue.storage.unit_files import UnitFiles
 from transfer_queue.sync_client import SyncQueueClient
@@ -316,6 +316,25 @@ def test_ids_are_new_after_a_reboot_and_durable_segments_wait_for_the_controller
     assert again.read(mine, 64, 5) == b"hello"
     again.close(remove=True)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("syncs", [{2, 5}, {5}])
+def test_a_sync_covers_the_files_that_a_snapshot_has_put_aside(tmp_path, monkeypatch, syncs):
+    """Of three files with two records each; without the last two, synced by nothing."""
+    (tmp_path / "run").mkdir()
+    disk = Disk(tmp_path, monkeypatch)
+    journal = Journal(tmp_path / "run" / "journal")
+    for number in range(1, 8):
+        if number % 2 and number > 1:
+            journal.rotate(number)
+        mutation = m.Life(FORMAT, "r", 1) if number == 1 else m.Expire()
+        journal.append(m.Record(number, 0.0, "", 0, mutation))
+        if number in syncs:
+            journal.sync()
+    journal.close()
+    disk.lose_power()
+    found = [record.seq for record in read_journals(tmp_path / "run" / "journal")]
+    assert found[:5] == [1, 2, 3, 4, 5]
 
 
 def test_an_answer_leaves_only_after_its_record_is_on_the_disk_and_64_need_one_sync():
