@@ -212,7 +212,8 @@ class ReplayBuffer:
             raise RuntimeError(
                 f"{self._filtered_in_a_row} prompt groups since the last step were filtered out, as all samples of "
                 "each scored the same: the data is too easy or too hard for this policy, or the reward does not "
-                "discriminate. Raise algorithm.filter_groups.max_num_gen_batches (0: no limit) or change the data"
+                "discriminate (trainer.log_val_generations=4 shows answers). Raise "
+                "algorithm.filter_groups.max_num_gen_batches (0: no limit) or change the data"
             )
         return bool(by_reason)
 
