@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from transfer_queue.access import UnitAccess
+from transfer_queue.errors import Corrupt
 from transfer_queue.net.messages import Block, Located
 from transfer_queue.storage.columns import Column, read_block
 from transfer_queue.storage.gather import gather, join_single, places, run_of
@@ -30,12 +31,16 @@ async def read_columns(access: UnitAccess, located: Located, *, copy: bool) -> t
     data = dict(zip(used, await access.fetch(blocks, asked[used].tolist()), strict=True))
     data |= zip(viewed, await access.view([located.blocks[number] for number in viewed]), strict=True)
     result = {}
-    for field, (block, row) in found.items():
-        if field in runs:
-            number, start, end = runs[field]
-            result[field] = read_block(located.blocks[number], data[number]).view(start, end)
-        else:
-            result[field] = _copied(field, located.blocks, data, block, row, access.results.empty)
+    try:
+        for field, (block, row) in found.items():
+            if field in runs:
+                number, start, end = runs[field]
+                result[field] = read_block(located.blocks[number], data[number]).view(start, end)
+            else:
+                result[field] = _copied(field, located.blocks, data, block, row, access.results.empty)
+    except Corrupt:
+        access.check(blocks)  # raises SegmentGone if these are the bytes of another put by now
+        raise
     access.check(blocks)
     return result, sum(result[field].nbytes for field in copied)
 
