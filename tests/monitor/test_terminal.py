@@ -178,3 +178,17 @@ def test_text_from_the_log_cannot_steer_the_terminal(run: Run, tmp_path: Path) -
 def test_sparkline(values: list[float], expected: str | None) -> None:
     drawn_line = sparkline(values)
     assert drawn_line == expected or (expected is None and len(drawn_line) == 40)
+
+
+def test_notes_and_samples_stay_on_a_terminal_above_the_panel(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events", "trainer") as log:
+        log.state("note", "look\x1b here")
+        log.state("sample", "greedy", step=3, input="1 + 1 = ?", output="two", score=0.5)
+        log.state("part", "the queue stands")
+        log.state("run", "finished")
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    TerminalView(tmp_path, console, live=True).follow()
+    text = console.file.getvalue()
+    assert "note: look  here" in text
+    assert "validation sample, step 3, greedy: score 0.5\n  asked    1 + 1 = ?\n  answered two" in text
+    assert "starting: the queue" not in text, "that is for where there is no panel"
