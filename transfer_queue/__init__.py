@@ -11,16 +11,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transfer_queue.batch_client import AsyncTransferQueueClient as AsyncTransferQueueClient
-    from transfer_queue.batch_client import TransferQueueClient as TransferQueueClient
     from transfer_queue.client import QueueClient as QueueClient
     from transfer_queue.client import SyncQueueClient as SyncQueueClient
+    from transfer_queue.clients.batch_client import AsyncTransferQueueClient as AsyncTransferQueueClient
+    from transfer_queue.clients.batch_client import TransferQueueClient as TransferQueueClient
+    from transfer_queue.clients.parsers import register_data_parser as register_data_parser
     from transfer_queue.cluster import LocalQueue as LocalQueue
     from transfer_queue.cluster import QueueService as QueueService
     from transfer_queue.cluster import RayQueue as RayQueue
     from transfer_queue.dataloader import StreamingDataLoader as StreamingDataLoader
     from transfer_queue.dataloader import StreamingDataset as StreamingDataset
-    from transfer_queue.diagnosis import doctor as doctor
     from transfer_queue.errors import StorageKeyNotFoundError as StorageKeyNotFoundError
     from transfer_queue.interface import async_kv_batch_get as async_kv_batch_get
     from transfer_queue.interface import async_kv_batch_get_by_meta as async_kv_batch_get_by_meta
@@ -40,11 +40,7 @@ if TYPE_CHECKING:
     from transfer_queue.interface import save_checkpoint as save_checkpoint
     from transfer_queue.metadata import BatchMeta as BatchMeta
     from transfer_queue.metadata import KVBatchMeta as KVBatchMeta
-    from transfer_queue.parsers import register_data_parser as register_data_parser
-    from transfer_queue.process import close as close
-    from transfer_queue.process import get_client as get_client
-    from transfer_queue.process import get_metrics_endpoint as get_metrics_endpoint
-    from transfer_queue.process import init as init
+    from transfer_queue.operations.doctor import doctor as doctor
     from transfer_queue.sampler import BaseSampler as BaseSampler
     from transfer_queue.sampler import GRPOGroupNSampler as GRPOGroupNSampler
     from transfer_queue.sampler import PrioritySampler as PrioritySampler
@@ -52,18 +48,22 @@ if TYPE_CHECKING:
     from transfer_queue.sampler import SeqlenBalancedSampler as SeqlenBalancedSampler
     from transfer_queue.sampler import SequentialSampler as SequentialSampler
     from transfer_queue.sampler import WeightedSampler as WeightedSampler
+    from transfer_queue.service.attached import close as close
+    from transfer_queue.service.attached import get_client as get_client
+    from transfer_queue.service.attached import get_metrics_endpoint as get_metrics_endpoint
+    from transfer_queue.service.attached import init as init
     from transfer_queue.storage.columns import Column as Column
 
 _WHERE = {
-    "transfer_queue.diagnosis": ("doctor",),
+    "transfer_queue.operations.doctor": ("doctor",),
     "transfer_queue.client": ("QueueClient", "SyncQueueClient"),
-    "transfer_queue.batch_client": ("AsyncTransferQueueClient", "TransferQueueClient"),
+    "transfer_queue.clients.batch_client": ("AsyncTransferQueueClient", "TransferQueueClient"),
     "transfer_queue.cluster": ("LocalQueue", "QueueService", "RayQueue"),
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
     "transfer_queue.errors": ("StorageKeyNotFoundError",),
     "transfer_queue.metadata": ("BatchMeta", "KVBatchMeta"),
-    "transfer_queue.parsers": ("register_data_parser",),
-    "transfer_queue.process": ("init", "close", "get_client", "get_metrics_endpoint"),
+    "transfer_queue.clients.parsers": ("register_data_parser",),
+    "transfer_queue.service.attached": ("init", "close", "get_client", "get_metrics_endpoint"),
     "transfer_queue.sampler": (
         "BaseSampler", "SequentialSampler", "GRPOGroupNSampler", "RankAwareSampler", "SeqlenBalancedSampler",
         "PrioritySampler", "WeightedSampler",

@@ -101,7 +101,7 @@ def _ask(verb: str) -> Callable[[argparse.Namespace], int]:
     """Run one of `inspecting`'s verbs on a client."""
 
     def run(args: argparse.Namespace) -> int:
-        from transfer_queue import inspecting
+        from transfer_queue.operations import inspecting
 
         work: Callable[..., Coroutine[None, None, int]] = getattr(inspecting, verb)
         return asyncio.run(inspecting.with_client(args.queue, lambda client: work(client, args, sys.stdout.write)))
@@ -110,7 +110,7 @@ def _ask(verb: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from transfer_queue.service import QueueService
+    from transfer_queue.service.queue_service import QueueService
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     service = QueueService(
@@ -122,8 +122,8 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 async def _serve_until_stopped(service, *, clean: bool) -> int:
-    from transfer_queue.inspecting import how_to_connect
-    from transfer_queue.processes import stop_event
+    from transfer_queue.operations.inspecting import how_to_connect
+    from transfer_queue.service.lifetime import stop_event
 
     stop = stop_event()
     await service.astart()
@@ -137,7 +137,7 @@ async def _serve_until_stopped(service, *, clean: bool) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from transfer_queue.diagnosis import as_json, doctor, leftover_line
+    from transfer_queue.operations.doctor import as_json, doctor, leftover_line
     from transfer_queue.storage.leftovers import remove_leftover
 
     report = doctor(args.queue, storage_dir=args.storage_dir)
@@ -160,7 +160,7 @@ def _failpoints(args: argparse.Namespace) -> int:
 
 
 def _warn_of_the_peer() -> None:
-    from transfer_queue.diagnosis import peer_in_the_way
+    from transfer_queue.operations.doctor import peer_in_the_way
 
     found = peer_in_the_way()
     if found is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transfer_queue.async_client import QueueClient
-from transfer_queue.sync_client import SyncQueueClient
+from transfer_queue.clients.async_client import QueueClient
+from transfer_queue.clients.sync_client import SyncQueueClient
 
 if TYPE_CHECKING:
-    from transfer_queue.batch_client import AsyncTransferQueueClient, TransferQueueClient
+    from transfer_queue.clients.batch_client import AsyncTransferQueueClient, TransferQueueClient
 
 __all__ = ["AsyncTransferQueueClient", "QueueClient", "SyncQueueClient", "TransferQueueClient"]
 
@@ -17,6 +17,6 @@ __all__ = ["AsyncTransferQueueClient", "QueueClient", "SyncQueueClient", "Transf
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from transfer_queue import batch_client
+    from transfer_queue.clients import batch_client
 
     return getattr(batch_client, name)

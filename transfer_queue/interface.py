@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from transfer_queue import checkpoint
-from transfer_queue.async_client import QueueClient
+from transfer_queue.clients.async_client import QueueClient
+from transfer_queue.clients.parsers import parse
+from transfer_queue.clients.parsers import register_data_parser as register_data_parser
+from transfer_queue.clients.tags import plain_tags
+from transfer_queue.clients.tensordicts import batch_size, columns_of, columns_of_one, tensordict_of
 from transfer_queue.errors import NotFound
 from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.messages import Located, Tag
-from transfer_queue.parsers import parse
-from transfer_queue.parsers import register_data_parser as register_data_parser
-from transfer_queue.process import close as close
-from transfer_queue.process import get_client as get_client
-from transfer_queue.process import get_metrics_endpoint as get_metrics_endpoint
-from transfer_queue.process import init as init
+from transfer_queue.service.attached import close as close
+from transfer_queue.service.attached import get_client as get_client
+from transfer_queue.service.attached import get_metrics_endpoint as get_metrics_endpoint
+from transfer_queue.service.attached import init as init
 from transfer_queue.storage.columns import Column
-from transfer_queue.tags import plain_tags
-from transfer_queue.tensordicts import batch_size, columns_of, columns_of_one, tensordict_of
 
 if TYPE_CHECKING:
     from os import PathLike

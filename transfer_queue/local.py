@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.access import UnitAccess
 from transfer_queue.client import QueueClient
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.clients.access import UnitAccess
+from transfer_queue.controller.core import ControllerCore
 from transfer_queue.errors import Invalid
 from transfer_queue.ledger import Ledger
 from transfer_queue.net.codec import decode_request, decode_response, encode
@@ -29,8 +29,8 @@ from transfer_queue.storage.journal import NullJournal
 from transfer_queue.storage.leftovers import LOCAL_PREFIX, PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
 from transfer_queue.storage.segments import check_segment_bytes
+from transfer_queue.storage.unit import Unit
 from transfer_queue.storage.unit_files import UnitFiles, replace_file
-from transfer_queue.unit import Unit
 
 SEGMENT_BYTES = 8 << 20
 

@@ -33,7 +33,7 @@ def one_round(driver: Any, quick: bool, seed: int) -> dict[str, float]:
 
 
 async def _round(quick: bool, seed: int) -> dict[str, float]:
-    from transfer_queue.service import QueueService
+    from transfer_queue.service.queue_service import QueueService
 
     with tempfile.TemporaryDirectory(prefix="tq-bench-") as directory:
         service = QueueService(directory, units=2, segment_bytes=SEGMENT)

@@ -34,7 +34,7 @@ SETTLE = 10.0
 def one_round(driver: Any, quick: bool, seed: int) -> dict[str, float]:
     """Seconds per request; requests per second of the slowest client; descriptors and threads of the controller after,
     as a share of those before. Raises if any request fails or gives other rows than were put."""
-    from transfer_queue.service import QueueService
+    from transfer_queue.service.queue_service import QueueService
 
     count, requests = (48, 3) if quick else (1_000, 12)
     with tempfile.TemporaryDirectory(prefix="tq-bench-") as directory:
@@ -84,7 +84,7 @@ def _together(address: dict[str, str], count: int, requests: int, seed: int) -> 
 
 
 def _process(address: dict[str, str], names: list[str], requests: int, seed: int, polite: bool, parent: Any) -> None:
-    from transfer_queue.processes import allow_many_files
+    from transfer_queue.service.lifetime import allow_many_files
 
     allow_many_files()
     asyncio.run(_clients(address, names, requests, seed, polite, parent))

@@ -42,7 +42,7 @@ def one_round(driver: Any, quick: bool, seed: int) -> dict[str, float]:
 
 async def _round(seconds: float) -> dict[str, float]:
     from transfer_queue.client import QueueClient
-    from transfer_queue.service import QueueService
+    from transfer_queue.service.queue_service import QueueService
 
     with tempfile.TemporaryDirectory(prefix="tq-bench-") as directory:
         service = QueueService(

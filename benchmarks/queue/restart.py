@@ -48,7 +48,7 @@ def one_round(driver: Any, quick: bool, seed: int) -> dict[str, float]:
 
 async def _round(rows: int, kills: int) -> dict[str, float]:
     from transfer_queue.client import QueueClient
-    from transfer_queue.service import QueueService
+    from transfer_queue.service.queue_service import QueueService
 
     with tempfile.TemporaryDirectory(prefix="tq-restart-") as directory:
         service = QueueService(Path(directory) / "queue", units=1, unit_budget_bytes=1 << 30)

@@ -234,7 +234,7 @@ INERT: tuple[str, ...] = (
     "trainer.v1.sampler.sampler_kwargs*",
     "transfer_queue.backend.SimpleStorage.total_storage_size",
     "transfer_queue.backend.MooncakeStore.*",
-    "transfer_queue.metrics.*",
+    "transfer_queue.operations.metrics.*",
     "distillation.teacher_key",
     "distillation.distillation_loss.topk",
     "distillation.nnodes",

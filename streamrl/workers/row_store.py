@@ -75,6 +75,6 @@ def connect(queue: dict[str, Any] | RowStore, name: str) -> RowStore:
     """A store from an address ({"run", "socket", "key_file"}); anything else is one already."""
     if not isinstance(queue, dict):
         return queue
-    from transfer_queue.sync_client import SyncQueueClient  # pyright: ignore
+    from transfer_queue.clients.sync_client import SyncQueueClient  # pyright: ignore
 
     return SyncQueueClient(queue, name)

@@ -23,8 +23,8 @@ def test_the_three_packages_import_in_one_direction(monkeypatch: pytest.MonkeyPa
     "module",
     [
         "transfer_queue",
-        "transfer_queue.controller",
-        "transfer_queue.unit",
+        "transfer_queue.controller.process",
+        "transfer_queue.storage.unit",
         "transfer_queue.client",
         "agent_loop.loop",
         "agent_loop.worker",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from transfer_queue.absences import Absences
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.controller.absences import Absences
+from transfer_queue.controller.core import ControllerCore
 from transfer_queue.ledger import Ledger
 from transfer_queue.net import messages as m
 from transfer_queue.net.messages import VERSION

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transfer_queue.access import UnitAccess
+from transfer_queue.clients.access import UnitAccess
+from transfer_queue.clients.reading import read_columns
 from transfer_queue.errors import SegmentGone
 from transfer_queue.net.messages import Block, FieldPlace, Located, Segment, UnitInfo
-from transfer_queue.reading import read_columns
 from transfer_queue.storage.arena import WriteArena
 from transfer_queue.storage.columns import Column
 from transfer_queue.storage.memory import ResultPool

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import transfer_queue as tq
-from transfer_queue import process, row_verbs
 from transfer_queue.checkpoint import read_manifest, saving
+from transfer_queue.clients import row_verbs
 from transfer_queue.errors import Conflict, Corrupt, Invalid
 from transfer_queue.net.messages import TaskSpec
+from transfer_queue.service import attached as process
 
 torch = pytest.importorskip("torch")
 tensordict = pytest.importorskip("tensordict")

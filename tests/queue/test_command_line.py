@@ -16,8 +16,8 @@ import pytest
 from transfer_queue.__main__ import main
 from transfer_queue.client import SyncQueueClient
 from transfer_queue.net.messages import GroupSpec, TaskSpec
-from transfer_queue.service import QueueService
-from transfer_queue.terminal import plain, size
+from transfer_queue.operations.terminal import plain, size
+from transfer_queue.service.queue_service import QueueService
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import transfer_queue as tq
-from transfer_queue.process import NoQueue
+from transfer_queue.service.attached import NoQueue
 
 torch = pytest.importorskip("torch")
 tensordict = pytest.importorskip("tensordict")

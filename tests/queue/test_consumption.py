@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transfer_queue import fetching
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.controller import fetching
+from transfer_queue.controller.core import ControllerCore
+from transfer_queue.controller.fetching import Fetching
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.fetching import Fetching
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.consumption import Consumption
 from transfer_queue.ledger.order import RowOrder, Serials

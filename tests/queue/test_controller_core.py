@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from transfer_queue.controller_core import UNIT_GRACE, ControllerCore
+from transfer_queue.controller.core import UNIT_GRACE, ControllerCore
 from transfer_queue.errors import Corrupt
 from transfer_queue.ledger import Ledger
 from transfer_queue.net import messages as m

@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-import transfer_queue.diagnosis as diagnosis
+import transfer_queue.operations.doctor as diagnosis
 from transfer_queue.__main__ import main
-from transfer_queue.diagnosis import doctor
-from transfer_queue.listeners import tcp_listeners, unix_listeners
-from transfer_queue.service import QueueService
+from transfer_queue.operations.doctor import doctor
+from transfer_queue.operations.listeners import tcp_listeners, unix_listeners
+from transfer_queue.service.queue_service import QueueService
 
 
 @pytest.fixture(scope="module")

@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 
 from transfer_queue.client import QueueClient
-from transfer_queue.compaction import QUIET
-from transfer_queue.controller import serve_controller
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.clients.sync_client import SyncQueueClient
+from transfer_queue.controller.compaction import QUIET
+from transfer_queue.controller.core import ControllerCore
+from transfer_queue.controller.process import serve_controller
 from transfer_queue.errors import Invalid, QueueFull, SegmentGone
 from transfer_queue.ledger import Ledger
 from transfer_queue.local import LocalQueue
 from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response
 from transfer_queue.net.stream_listener import StreamListener
-from transfer_queue.service import QueueService
+from transfer_queue.service.queue_service import QueueService
 from transfer_queue.storage.journal import FORMAT, Journal, MemoryJournal, read_journals
 from transfer_queue.storage.segments import is_durable
+from transfer_queue.storage.unit import serve_unit
 from transfer_queue.storage.unit_files import UnitFiles
-from transfer_queue.sync_client import SyncQueueClient
-from transfer_queue.unit import serve_unit
 
 SEGMENT = 64 << 10
 KEY = "ab" * 32
@@ -85,7 +85,7 @@ class Machine:
         shutil.rmtree(self.memory, ignore_errors=True)
         self.memory.mkdir()
         self._monkeypatch.setattr("transfer_queue.storage.unit_files.boot_id", lambda: f"boot {self._boots}")
-        self._monkeypatch.setattr("transfer_queue.access.boot_id", lambda: f"boot {self._boots}")
+        self._monkeypatch.setattr("transfer_queue.clients.access.boot_id", lambda: f"boot {self._boots}")
 
     def reboot(self) -> None:
         self.disk.lose_power()
@@ -231,7 +231,7 @@ async def test_rows_put_before_a_partition_became_durable_stay_readable_and_the_
 
 
 async def test_segments_on_disk_count_toward_its_budget_and_go_when_they_are_empty(machine, monkeypatch):
-    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 0.2)
+    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 0.2)
     async with machine.queue(spill_budget_bytes=4 * SEGMENT) as queue:
         client = queue.client("c")
         await client.open_partition("j", tasks=[], durability="journal")
@@ -266,7 +266,7 @@ async def test_a_disk_that_fails_is_named_and_what_it_did_not_take_is_copied_els
 
 
 async def test_a_disk_that_is_full_is_named_and_costs_nothing(machine, monkeypatch):
-    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 0.2)
+    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 0.2)
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -280,7 +280,7 @@ async def test_a_disk_that_is_full_is_named_and_costs_nothing(machine, monkeypat
                 await put(client, "j", range(1))
         assert (await client.list("j")).get("j", {}) == {}
         await put(client, "m", range(1))
-        monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 10.0)
+        monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 10.0)
         await put(client, "j", range(1))
         await check(client, "j", range(1))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.errors import Invalid, QueueFull
 from transfer_queue.local import LocalQueue
-from transfer_queue.service import QueueService
-from transfer_queue.sync_client import SyncQueueClient
+from transfer_queue.service.queue_service import QueueService
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ def check(got: dict, rows: range) -> None:
 
 
 def test_processes_on_a_full_tmpfs_say_so_lose_nothing_and_go_on_when_there_is_room(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 1.0)
+    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 1.0)
     service = QueueService(
         tmp_path / "run", storage_dir=small, units=1, unit_budget_bytes=20 * MIB, segment_bytes=MIB,
         spill_budget_bytes=0,
@@ -73,7 +73,7 @@ def test_processes_on_a_full_tmpfs_say_so_lose_nothing_and_go_on_when_there_is_r
 
 
 async def test_a_full_tmpfs_is_no_matter_while_the_disk_has_room(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 3.0)
+    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 3.0)
     monkeypatch.setattr("transfer_queue.local.choose_storage", lambda *_: (small, 0))
     async with LocalQueue(
         storage_dir=small, unit_budget_bytes=1 << 30, segment_bytes=MIB, spill_dir=tmp_path / "disk",

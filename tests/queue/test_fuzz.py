@@ -21,15 +21,15 @@ import numpy as np
 import pytest
 import torch
 
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.controller.core import ControllerCore
+from transfer_queue.controller.parking import Replies
+from transfer_queue.controller.recovery import restore, sections
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.ledger import Ledger, dump
 from transfer_queue.net import messages as m
 from transfer_queue.net.bulk import BulkClient, BulkDone, BulkOpen, BulkOpened, BulkRead, BulkServer, BulkWrite
 from transfer_queue.net.codec import Malformed, decode_request, decode_response, encode
 from transfer_queue.net.stream import Stream
-from transfer_queue.parking import Replies
-from transfer_queue.recovery import restore, sections
 from transfer_queue.storage.columns import Column, read_block
 from transfer_queue.storage.gather import gather
 from transfer_queue.storage.journal import Journal, MemoryJournal, read_journals

@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
-from transfer_queue import spilling
+from transfer_queue.controller import spilling
+from transfer_queue.controller.grants import SegmentGrants
 from transfer_queue.errors import Invalid
-from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger.blocks import PutTable, Segments, SegmentUse
 from transfer_queue.ledger.fieldsets import FieldSets
 from transfer_queue.net import messages as m

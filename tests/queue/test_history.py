@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.controller.core import ControllerCore
+from transfer_queue.controller.recovery import recover, restore, sections
 from transfer_queue.errors import Corrupt
 from transfer_queue.net import messages as m
-from transfer_queue.processes import wait_for_exit
-from transfer_queue.recovery import recover, restore, sections
+from transfer_queue.service.lifetime import wait_for_exit
 from transfer_queue.storage import history
 from transfer_queue.storage.history import History
 from transfer_queue.storage.journal import journal_files

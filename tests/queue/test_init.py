@@ -15,7 +15,7 @@ import pytest
 
 import transfer_queue as tq
 from transfer_queue.errors import Disconnected, Invalid
-from transfer_queue.process import ADDRESS_VARIABLE, DIRECTORY_VARIABLE
+from transfer_queue.service.attached import ADDRESS_VARIABLE, DIRECTORY_VARIABLE
 from transfer_queue.settings import read_settings
 
 OmegaConf = pytest.importorskip("omegaconf").OmegaConf

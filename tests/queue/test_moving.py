@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from transfer_queue import compaction
+from transfer_queue.controller import compaction
 from transfer_queue.errors import QueueError
 from transfer_queue.ledger import Ledger, dump, load
 from transfer_queue.ledger.moving import Batch, survivors

@@ -13,15 +13,15 @@ import pytest
 import zmq
 
 from transfer_queue.client import QueueClient
-from transfer_queue.controller import ControllerServer
+from transfer_queue.controller.process import ControllerServer
 from transfer_queue.errors import DeadlineExceeded, Invalid
 from transfer_queue.net.addresses import endpoint_of, node_of
 from transfer_queue.net.codec import encode
 from transfer_queue.net.credentials import credentials
 from transfer_queue.net.curve import check_network_endpoint
 from transfer_queue.net.messages import VERSION, Hello, Request
-from transfer_queue.processes import boot_id
-from transfer_queue.service import QueueService
+from transfer_queue.service.lifetime import boot_id
+from transfer_queue.service.queue_service import QueueService
 
 
 @pytest.fixture

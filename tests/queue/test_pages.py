@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.controller.core import ControllerCore
+from transfer_queue.controller.pages import GROUPS, ROWS
 from transfer_queue.ledger import Ledger
 from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response, encode
 from transfer_queue.net.waiters import Waiters
-from transfer_queue.pages import GROUPS, ROWS
 from transfer_queue.storage.journal import MemoryJournal
 
 COUNT = 2 * ROWS + 100

@@ -39,7 +39,7 @@ def cluster():
 
 @pytest.fixture
 async def queue(cluster, tmp_path, monkeypatch):
-    from transfer_queue import ray_queue
+    from transfer_queue.service import ray_queue
 
     monkeypatch.setattr(ray_queue, "NODES_EVERY", 0.5)
     queue = ray_queue.RayQueue(
@@ -138,7 +138,7 @@ async def has_unit(client: QueueClient, number: int) -> bool:
 
 
 async def test_two_runs_share_a_cluster_and_nothing_else(queue, client, cluster, tmp_path):
-    from transfer_queue.ray_queue import RayQueue
+    from transfer_queue.service.ray_queue import RayQueue
 
     other = RayQueue(tmp_path / "other", storage_dir=tmp_path, unit_budget_bytes=32 << 20)
     address = await other.start()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import zmq
 
-from transfer_queue.controller import serve_controller
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.controller.core import ControllerCore
+from transfer_queue.controller.process import serve_controller
 from transfer_queue.errors import Invalid
 from transfer_queue.ledger import Ledger
 from transfer_queue.local import LocalQueue
@@ -21,7 +21,7 @@ from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response, encode
 from transfer_queue.net.messages import VERSION, Hello, Request, Welcome
 from transfer_queue.net.transport import SocketTransport, host_id, read_key
-from transfer_queue.service import QueueService, read_address
+from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.storage.journal import MemoryJournal
 from transfer_queue.storage.unit_files import UnitFiles
 
@@ -183,7 +183,7 @@ async def test_a_local_queue_keeps_its_segments_in_the_storage_directory_and_fin
 def test_the_processes_of_a_queue_do_not_inherit_niceness_where_that_is_permitted():
     code = """
 import os
-from transfer_queue.processes import be_served_first
+from transfer_queue.service.lifetime import be_served_first
 os.nice(5)
 be_served_first()
 try:

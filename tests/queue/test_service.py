@@ -20,12 +20,12 @@ import pytest
 import zmq
 
 from transfer_queue.client import QueueClient
+from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid
 from transfer_queue.keys import row_key
 from transfer_queue.net.codec import decode_response, encode
 from transfer_queue.net.messages import VERSION, Failed, GroupSpec, Hello, Request, SessionClose, Stats, TaskSpec
-from transfer_queue.service import QueueService, read_address
-from transfer_queue.sync_client import SyncQueueClient
+from transfer_queue.service.queue_service import QueueService, read_address
 
 GENERATE = TaskSpec("generate", "prompt", "clock", 20.0)
 TRAIN = TaskSpec("train", "rows", "incarnation")
@@ -145,7 +145,7 @@ async def test_a_killed_service_started_again_on_its_directory_goes_on(tmp_path)
 def start_owner(directory: Path, storage: Path) -> subprocess.Popen:
     code = f"""
         import sys, threading
-        from transfer_queue.service import QueueService
+        from transfer_queue.service.queue_service import QueueService
         QueueService({str(directory)!r}, storage_dir={str(storage)!r}, unit_budget_bytes=64 << 20).start()
         sys.stdout.write("ready\\n"); sys.stdout.flush()
         threading.Event().wait()
@@ -162,7 +162,7 @@ async def test_the_death_of_a_client_is_noticed_at_once_and_its_lease_goes_back(
     await client.admit("p", [GroupSpec("u0", 1, 0)], {"raw_prompt": ["?"]})
     code = f"""
         import os
-        from transfer_queue.sync_client import SyncQueueClient
+        from transfer_queue.clients.sync_client import SyncQueueClient
         worker = SyncQueueClient({service.address!r}, "worker")
         worker.lease("p", "generate", groups=1)
         os.kill(os.getpid(), 9)
@@ -330,7 +330,7 @@ async def test_the_environment_can_force_the_remote_path(service, client, monkey
 def test_a_process_that_never_closes_its_client_still_ends(tmp_path):
     with QueueService(tmp_path / "queue", storage_dir=tmp_path, units=1) as service:
         code = f"""
-            from transfer_queue.sync_client import SyncQueueClient
+            from transfer_queue.clients.sync_client import SyncQueueClient
             SyncQueueClient({service.address!r}, "forgetful").put("p", ["a"], {{"o": [1]}})
         """
         subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=10)

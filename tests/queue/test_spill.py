@@ -116,7 +116,7 @@ async def test_a_view_of_a_row_that_goes_to_disk_stays_what_it_was(tmp_path):
 
 
 async def test_without_room_on_disk_either_a_put_fails_and_says_what_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 0.2)
+    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 0.2)
     async with queue_at(tmp_path, 4 * SEGMENT) as queue:
         client = queue.client("c")
         with pytest.raises(QueueFull, match="of 262144 on disk.*spill_budget_bytes"):
@@ -127,7 +127,7 @@ async def test_without_room_on_disk_either_a_put_fails_and_says_what_is_full(tmp
 
 
 async def test_a_disk_that_is_full_is_named_and_costs_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 0.2)
+    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 0.2)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -143,7 +143,7 @@ async def test_a_disk_that_is_full_is_named_and_costs_nothing(tmp_path, monkeypa
 
 
 async def test_rows_of_a_partition_that_is_to_stay_in_memory_are_never_spilled(tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer_queue.async_client.SEGMENT_WAIT", 0.2)
+    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 0.2)
     async with queue_at(tmp_path) as queue:
         client = queue.client("c")
         await client.open_partition("m", tasks=[], durability="memory")

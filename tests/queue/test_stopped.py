@@ -17,7 +17,7 @@ from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.local import LocalQueue
 from transfer_queue.net.messages import GroupSpec, SessionClose, TaskSpec
-from transfer_queue.service import QueueService
+from transfer_queue.service.queue_service import QueueService
 
 TTL = 1.0
 
@@ -26,7 +26,7 @@ TASKS = [TaskSpec("generate", "prompt", ttl=60.0), TaskSpec("score", "rows", ttl
 CONSUMER = """
     import sys
     from transfer_queue.errors import QueueError
-    from transfer_queue.sync_client import SyncQueueClient
+    from transfer_queue.clients.sync_client import SyncQueueClient
     consumer = SyncQueueClient({address!r}, "stopped")
     leased = consumer.lease("p", "score", groups=1, wait=30)
     print(leased.groups[0].uid, flush=True)

@@ -15,8 +15,8 @@ from transfer_queue.storage import unit_files
 from transfer_queue.storage.leftovers import remove_leftovers
 from transfer_queue.storage.place import choose_storage
 from transfer_queue.storage.segments import map_segment, segment_file
+from transfer_queue.storage.unit import Unit
 from transfer_queue.storage.unit_files import UnitFiles
-from transfer_queue.unit import Unit
 
 SIZE = 1 << 16
 

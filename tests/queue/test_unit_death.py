@@ -9,7 +9,7 @@ import time
 
 from benchmarks.queue.unit_death import SEGMENT, Load
 from transfer_queue.client import QueueClient
-from transfer_queue.service import QueueService
+from transfer_queue.service.queue_service import QueueService
 
 
 async def test_a_unit_killed_under_load_costs_a_pause_and_no_row(tmp_path):

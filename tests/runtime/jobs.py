@@ -89,7 +89,7 @@ class Job:
         """Of the queue's process `controller` or `unit` (the first one)."""
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or ())
-            if "transfer_queue.child " + role in line and str(self.path) in line:
+            if "transfer_queue.service.child " + role in line and str(self.path) in line:
                 return process.pid
         raise AssertionError(f"{self.path} has no {role} process")
 

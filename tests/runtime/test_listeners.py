@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.runtime.jobs import Job
-from transfer_queue.listeners import tcp_listeners
+from transfer_queue.operations.listeners import tcp_listeners
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -47,7 +47,7 @@ def test_a_run_without_ray_listens_on_loopback_only(tmp_path):
 
 def test_the_queue_of_a_run_under_ray_listens_to_no_port_and_no_process_of_ours_opens_a_second(tmp_path):
     found = run_of(tmp_path)
-    queue = {line: ports for line, ports in found.items() if "transfer_queue.child" in line}
+    queue = {line: ports for line, ports in found.items() if "transfer_queue.service.child" in line}
     assert len(queue) >= 3
     assert not any(queue.values())
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.async_client import QueueClient
 from transfer_queue.checkpoint.format import Manifest, Page, PartitionEntry, pages_of, read_manifest
+from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.errors import Corrupt
 from transfer_queue.keys import UNNAMED
 from transfer_queue.storage.columns import Column, read_block

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import xxhash
 
-from transfer_queue.async_client import ATTEMPTS, QueueClient
 from transfer_queue.checkpoint.format import (
     FORMAT,
     Manifest,
@@ -24,6 +23,7 @@ from transfer_queue.checkpoint.format import (
     PageEntry,
     PartitionEntry,
 )
+from transfer_queue.clients.async_client import ATTEMPTS, QueueClient
 from transfer_queue.errors import Invalid, NotFound, SegmentGone
 from transfer_queue.keys import UNNAMED
 from transfer_queue.net.messages import Block, FieldPlace, Located, Rows

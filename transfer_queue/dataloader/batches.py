@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.batch_client import TransferQueueClient
+from transfer_queue.clients.batch_client import TransferQueueClient
+from transfer_queue.clients.row_verbs import USUAL_WAIT
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.row_verbs import USUAL_WAIT
 from transfer_queue.storage.convert import is_tensor
 
 

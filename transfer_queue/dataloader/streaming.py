@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from transfer_queue.dataloader.batches import chunk_batch_fn, default_fetch_batch_fn
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.process import get_client, init
+from transfer_queue.service.attached import get_client, init
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from transfer_queue.processes import boot_id
+from transfer_queue.service.lifetime import boot_id
 
 
 def endpoint_of(address: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.messages import Ack, Admit, Clear, Commit, Drop, Lease, Mutation, Nack, Record
-from transfer_queue.processes import die_with_parent
+from transfer_queue.service.lifetime import die_with_parent
 from transfer_queue.storage.journal import Journal, Sections, journal_files, sync_journals
 from transfer_queue.storage.snapshot import snapshots, write_snapshot
 

@@ -28,7 +28,7 @@ import numpy as np
 from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.messages import Segment
-from transfer_queue.processes import boot_id, wait_for_exit
+from transfer_queue.service.lifetime import boot_id, wait_for_exit
 from transfer_queue.storage.journal import sync_directory
 from transfer_queue.storage.segments import (
     Mapping,

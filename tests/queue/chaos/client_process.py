@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound
 from transfer_queue.keys import row_key
 from transfer_queue.net.messages import Leased, SessionClose, TaskSpec
-from transfer_queue.sync_client import SyncQueueClient
 
 GROUPS, SESSIONS, ROWS = 12, 2, 120
 

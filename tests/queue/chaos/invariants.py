@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.controller.core import ControllerCore
 from transfer_queue.ledger import Ledger
 from transfer_queue.net.messages import Admit, Life, Record, Token
 

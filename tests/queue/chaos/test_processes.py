@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from tests.queue.chaos.client_process import GROUPS, SESSIONS, TASKS, digest, final_groups, read_log
+from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.failpoints import FAILPOINTS
 from transfer_queue.net.messages import GroupSpec
-from transfer_queue.service import QueueService
-from transfer_queue.sync_client import SyncQueueClient
+from transfer_queue.service.queue_service import QueueService
 
 ROLES = ("writer", "generator", "trainer")
 

@@ -28,14 +28,15 @@ from tests.queue.chaos.invariants import Checker
 from tests.queue.chaos.loop import SeededLoop
 from tests.queue.chaos.network import SimListener
 from tests.queue.chaos.process import PROCESS, Clock, Elsewhere, Killed, Process, SimTransport
-from transfer_queue import access, async_client, controller, unit
-from transfer_queue.controller import ControllerServer
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.clients import access, async_client
+from transfer_queue.controller import process as controller
+from transfer_queue.controller.core import ControllerCore
+from transfer_queue.controller.process import ControllerServer
 from transfer_queue.errors import QueueError
 from transfer_queue.failpoints import hooked
 from transfer_queue.net import transport
 from transfer_queue.net.messages import Record
-from transfer_queue.storage import history, unit_files
+from transfer_queue.storage import history, unit, unit_files
 from transfer_queue.storage.journal import Journal, frame
 from transfer_queue.storage.unit_files import UnitFiles
 

@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.errors import Invalid
 from transfer_queue.keys import UNNAMED
 from transfer_queue.net.messages import QueueStats
-from transfer_queue.sync_client import SyncQueueClient
 
 
 class MetricsServer:

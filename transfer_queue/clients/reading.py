@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transfer_queue.access import UnitAccess
+from transfer_queue.clients.access import UnitAccess
 from transfer_queue.errors import Corrupt
 from transfer_queue.net.messages import Block, Located
 from transfer_queue.storage.columns import Column, read_block

@@ -20,12 +20,12 @@ from pathlib import Path
 import zmq
 
 from transfer_queue.errors import QueueError
-from transfer_queue.listeners import tcp_listeners, unix_listeners
-from transfer_queue.service import read_run
+from transfer_queue.operations.listeners import tcp_listeners, unix_listeners
+from transfer_queue.operations.terminal import age, size
+from transfer_queue.service.queue_service import read_run
 from transfer_queue.storage.filesystems import IN_MEMORY, is_shared, journal_on_shared, kind_of
 from transfer_queue.storage.leftovers import Leftover, find_leftovers
 from transfer_queue.storage.place import SHM, free_bytes, memory_limit, ray_store_bytes
-from transfer_queue.terminal import age, size
 
 SMALL_SHM = 256 << 20
 """Bytes of /dev/shm below which a container was started without a thought for it (Docker gives 64 MiB)."""

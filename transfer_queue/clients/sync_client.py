@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from transfer_queue.async_client import QueueClient
+from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.client_loop import ClientLoop
 from transfer_queue.net.messages import (

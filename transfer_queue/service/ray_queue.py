@@ -27,8 +27,8 @@ from typing import Any
 
 from transfer_queue.errors import DeadlineExceeded, Invalid, QueueError
 from transfer_queue.net.transport import read_key
-from transfer_queue.node import UnitService, read_node
-from transfer_queue.service import QueueService, read_run
+from transfer_queue.service.node import UnitService, read_node
+from transfer_queue.service.queue_service import QueueService, read_run
 from transfer_queue.storage.unit_files import replace_file
 
 log = logging.getLogger(__name__)

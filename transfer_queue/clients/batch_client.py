@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
-from transfer_queue import batch_work, checkpoint
+from transfer_queue import checkpoint
+from transfer_queue.clients import batch_work
+from transfer_queue.clients.sync_client import SyncQueueClient
+from transfer_queue.clients.tensordicts import tensordict_of
 from transfer_queue.errors import Invalid, NotFound
 from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.client_loop import ClientLoop
 from transfer_queue.net.messages import Tag
-from transfer_queue.sync_client import SyncQueueClient
-from transfer_queue.tensordicts import tensordict_of
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transfer_queue.grants import SegmentGrants
+from transfer_queue.controller.grants import SegmentGrants
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.checks import some
 from transfer_queue.net.messages import Admit, Find, Lease, Lookup, SegmentRequest, UnitStats

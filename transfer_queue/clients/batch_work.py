@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from transfer_queue.async_client import QueueClient
+from transfer_queue.clients.async_client import QueueClient
+from transfer_queue.clients.tags import plain_tags
+from transfer_queue.clients.tensordicts import columns_of, tensordict_of
 from transfer_queue.errors import Invalid, NotFound
 from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.schema import schema_of
 from transfer_queue.net.messages import Rows, Tag
 from transfer_queue.storage.columns import Column
-from transfer_queue.tags import plain_tags
-from transfer_queue.tensordicts import columns_of, tensordict_of
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ async def _read_part(client: QueueClient, part: BatchMeta) -> dict[str, Column]:
 async def put(
     client: QueueClient, data: TensorDict, meta: BatchMeta | None, partition: str | None, parser: str | None
 ) -> BatchMeta:
-    from transfer_queue.parsers import parse
+    from transfer_queue.clients.parsers import parse
 
     rows = len(data)
     columns = parse(parser, columns_of(data), rows)

@@ -21,16 +21,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.batch_client import TransferQueueClient
+from transfer_queue.clients.batch_client import TransferQueueClient
+from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.errors import Disconnected, Invalid
-from transfer_queue.ray_address import RayAddress, RayService, spans_nodes
-from transfer_queue.service import QueueService, read_address
+from transfer_queue.service.queue_service import QueueService, read_address
+from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
 from transfer_queue.settings import QueueSettings, read_settings
 from transfer_queue.storage.unit_files import try_lock
-from transfer_queue.sync_client import SyncQueueClient
 
 if TYPE_CHECKING:
-    from transfer_queue.metrics import MetricsServer
+    from transfer_queue.operations.metrics import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ def _start(settings: QueueSettings, conf: Mapping[str, Any] | None) -> Mapping[s
         os.environ[ADDRESS_VARIABLE] = json.dumps(address)
         _attach(address)
         if settings.metrics:
-            from transfer_queue.metrics import MetricsServer
+            from transfer_queue.operations.metrics import MetricsServer
 
             assert _process.client is not None
             _process.metrics = MetricsServer(_process.client.queue, settings.metrics_port)

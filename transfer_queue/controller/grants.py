@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from transfer_queue.controller.spilling import MAX_REASON, Spilling
+from transfer_queue.controller.unit_record import Entry, Unit
 from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.ledger.blocks import SegmentUse
 from transfer_queue.net.messages import (
@@ -26,10 +28,8 @@ from transfer_queue.net.messages import (
     Spilled,
     UnitStats,
 )
-from transfer_queue.spilling import MAX_REASON, Spilling
 from transfer_queue.storage.memory import size_class, whole_pages
 from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes, is_durable, unit_of
-from transfer_queue.unit_record import Entry, Unit
 
 RETRY_SECONDS = 1.0
 """Pause after a unit could not make a segment (disk full): it is asked again sooner if something is freed."""

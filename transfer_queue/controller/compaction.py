@@ -12,15 +12,15 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from transfer_queue.controller.grants import SegmentGrants
+from transfer_queue.controller.unit_record import Unit
 from transfer_queue.errors import Invalid
-from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.moving import Batch, split, survivors
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.net.messages import Block, Compact, Compacted, Move, Push, Survivors
 from transfer_queue.storage.memory import PAGE
 from transfer_queue.storage.segments import is_durable, unit_of
-from transfer_queue.unit_record import Unit
 
 log = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from transfer_queue.net.addresses import endpoint_of
 from transfer_queue.net.curve import check_ip, host_of
 from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.transport import read_key
+from transfer_queue.service.supervisor import Child, Supervisor
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_spill, choose_storage
 from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes
 from transfer_queue.storage.spill import spill_arguments
 from transfer_queue.storage.unit_files import lock_file, replace_file
-from transfer_queue.supervisor import Child, Supervisor
 
 LOCK_WAIT = 5.0
 """Seconds to wait for a service on the same directory that was killed and is not wholly gone yet."""

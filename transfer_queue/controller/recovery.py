@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transfer_queue.controller.parking import Replies
 from transfer_queue.errors import Corrupt, QueueError
 from transfer_queue.failpoints import failpoint
 from transfer_queue.ledger import Ledger, dump, kept, load
 from transfer_queue.net.messages import Record, Reply
-from transfer_queue.parking import Replies
 from transfer_queue.storage.history import replay_seconds
 from transfer_queue.storage.journal import ADVICE, journal_files, read_journals
 from transfer_queue.storage.snapshot import read_snapshot, snapshots

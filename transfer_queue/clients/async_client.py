@@ -15,7 +15,9 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from transfer_queue.access import UnitAccess
+from transfer_queue.clients.access import UnitAccess
+from transfer_queue.clients.reading import read_columns
+from transfer_queue.clients.row_verbs import RowVerbs
 from transfer_queue.errors import NotFound, QueueError, SegmentGone
 from transfer_queue.failpoints import failpoint
 from transfer_queue.metadata import KVBatchMeta
@@ -59,8 +61,6 @@ from transfer_queue.net.messages import (
     Welcome,
 )  # fmt: skip
 from transfer_queue.net.transport import GRACE, SocketTransport, Transport, read_key
-from transfer_queue.reading import read_columns
-from transfer_queue.row_verbs import RowVerbs
 from transfer_queue.storage.arena import Extent, WriteArena, fill
 from transfer_queue.storage.columns import Column
 from transfer_queue.storage.convert import as_columns

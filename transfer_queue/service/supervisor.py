@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transfer_queue.errors import DeadlineExceeded
-from transfer_queue.processes import exited
+from transfer_queue.service.lifetime import exited
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ STOP_WAIT = 3.0
 
 @dataclass(slots=True)
 class Child:
-    """A process to keep running: `python -m transfer_queue.child <arguments>`."""
+    """A process to keep running: `python -m transfer_queue.service.child <arguments>`."""
 
     name: str
     arguments: list[str]
@@ -105,7 +105,7 @@ class Supervisor:
         """Start the process and wait for its end: its exit status."""
         ready_read, ready_write = os.pipe()
         command = [
-            sys.executable, "-m", "transfer_queue.child", *child.arguments,
+            sys.executable, "-m", "transfer_queue.service.child", *child.arguments,
             "--parent", str(os.getpid()), "--ready-fd", str(ready_write),
         ]  # fmt: skip
         # Started by this very thread, which lives as long as the service: the child dies with it (die_with_parent).

@@ -13,7 +13,7 @@ from typing import Any
 
 from transfer_queue.errors import Disconnected
 from transfer_queue.net.loop import LoopThread
-from transfer_queue.ray_queue import RayQueue
+from transfer_queue.service.ray_queue import RayQueue
 
 NAME = "TransferQueueController"
 NAMESPACE = "transfer_queue"

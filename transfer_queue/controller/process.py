@@ -22,11 +22,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from transfer_queue.absences import UNIT_LOST_AFTER
-from transfer_queue.controller_core import ControllerCore
+from transfer_queue.controller.absences import UNIT_LOST_AFTER
+from transfer_queue.controller.core import ControllerCore
+from transfer_queue.controller.fetching import Fetching
 from transfer_queue.errors import Invalid
 from transfer_queue.failpoints import failpoint
-from transfer_queue.fetching import Fetching
 from transfer_queue.net.codec import MAX_FRAME, decode_request, encode, failed_of
 from transfer_queue.net.curve import check_network_endpoint, is_network
 from transfer_queue.net.links import JointListener, Listener, ZmqListener
@@ -35,8 +35,8 @@ from transfer_queue.net.nuisance import Nuisance
 from transfer_queue.net.sockets import check_endpoint
 from transfer_queue.net.stream_listener import StreamListener
 from transfer_queue.net.transport import host_id, read_key
-from transfer_queue.processes import exited
 from transfer_queue.sampler import load_sampler
+from transfer_queue.service.lifetime import exited
 from transfer_queue.storage.unit_files import lock_file
 
 log = logging.getLogger(__name__)

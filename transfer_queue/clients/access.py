@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from transfer_queue.errors import SegmentGone
 from transfer_queue.net.bulk import BulkClient
 from transfer_queue.net.messages import Block, Segment, UnitInfo
-from transfer_queue.processes import boot_id
+from transfer_queue.service.lifetime import boot_id
 from transfer_queue.storage.arena import Extent, ReadArena, Target, verify, within
 from transfer_queue.storage.idle import note_use
 from transfer_queue.storage.memory import ResultPool

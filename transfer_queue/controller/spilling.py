@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from transfer_queue.controller.unit_record import Entry, Unit
 from transfer_queue.ledger.blocks import SegmentUse
 from transfer_queue.net.messages import Push, Spilled, SpillSegments
-from transfer_queue.unit_record import Entry, Unit
 
 PAUSE = 10.0
 """Seconds for which a unit that could not write to disk is left alone."""

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.absences import UNIT_LOST_AFTER
+from transfer_queue.controller.absences import UNIT_LOST_AFTER
 from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.net.addresses import node_of
 from transfer_queue.net.curve import check_ip, host_of
@@ -33,12 +33,12 @@ from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.sockets import MAX_IPC_PATH
 from transfer_queue.net.transport import MIN_KEY, read_key
 from transfer_queue.sampler import load_sampler
+from transfer_queue.service.supervisor import Child, Supervisor
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_spill, choose_storage
 from transfer_queue.storage.segments import check_segment_bytes
 from transfer_queue.storage.spill import spill_arguments
 from transfer_queue.storage.unit_files import lock_file, replace_file
-from transfer_queue.supervisor import Child, Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -31,13 +31,16 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue import wording
-from transfer_queue.absences import Absences
-from transfer_queue.compaction import Compaction
+from transfer_queue.controller import wording
+from transfer_queue.controller.absences import Absences
+from transfer_queue.controller.compaction import Compaction
+from transfer_queue.controller.fetching import Fetching
+from transfer_queue.controller.grants import SegmentGrants
+from transfer_queue.controller.pages import GROUPS, ROWS, Pages
+from transfer_queue.controller.parking import Parked, Parking, Replies, Waiting
+from transfer_queue.controller.recovery import recover, sections
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
 from transfer_queue.failpoints import failpoint
-from transfer_queue.fetching import Fetching
-from transfer_queue.grants import SegmentGrants
 from transfer_queue.ledger import Ledger, again, kept
 from transfer_queue.net.messages import (
     VERSION,
@@ -85,9 +88,6 @@ from transfer_queue.net.messages import (
     Watch,
     Welcome,
 )
-from transfer_queue.pages import GROUPS, ROWS, Pages
-from transfer_queue.parking import Parked, Parking, Replies, Waiting
-from transfer_queue.recovery import recover, sections
 from transfer_queue.storage.history import History
 from transfer_queue.storage.journal import FORMAT, JournalLike
 from transfer_queue.storage.segments import unit_of

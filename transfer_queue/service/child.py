@@ -1,4 +1,4 @@
-"""`python -m transfer_queue.child controller|unit ...`: one process of a queue, started by a Supervisor."""
+"""`python -m transfer_queue.service.child controller|unit ...`: one process of a queue, started by a Supervisor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import logging
 import sys
 from pathlib import Path
 
-from transfer_queue.absences import UNIT_LOST_AFTER
+from transfer_queue.controller.absences import UNIT_LOST_AFTER
 from transfer_queue.errors import QueueError
-from transfer_queue.processes import (
+from transfer_queue.service.lifetime import (
     ReadyPipe,
     allow_many_files,
     be_served_first,
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m transfer_queue.child")
+    parser = argparse.ArgumentParser(prog="python -m transfer_queue.service.child")
     roles = parser.add_subparsers(dest="role", required=True)
     controller, unit = roles.add_parser("controller"), roles.add_parser("unit")
     for process in (controller, unit):
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _serve_controller(args: argparse.Namespace) -> None:
-    from transfer_queue.controller import serve_controller
+    from transfer_queue.controller.process import serve_controller
 
     pipe = ReadyPipe(args.ready_fd)
 
@@ -80,7 +80,7 @@ async def _serve_controller(args: argparse.Namespace) -> None:
 
 
 async def _serve_unit(args: argparse.Namespace) -> None:
-    from transfer_queue.unit import serve_unit
+    from transfer_queue.storage.unit import serve_unit
 
     address = {"run": args.run, "socket": args.socket, "key_file": args.key_file}
     await serve_unit(

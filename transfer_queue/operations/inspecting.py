@@ -14,9 +14,9 @@ import msgspec
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import Invalid, NotFound
 from transfer_queue.net.messages import Group, QueueStats
-from transfer_queue.service import read_address
+from transfer_queue.operations.terminal import age, plain, size, table
+from transfer_queue.service.queue_service import read_address
 from transfer_queue.storage.columns import Column
-from transfer_queue.terminal import age, plain, size, table
 
 Write = Callable[[str], Any]
 

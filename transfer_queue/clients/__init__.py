@@ -1,0 +1,1 @@
+"""The clients of the queue, and what they need to place and find bytes."""

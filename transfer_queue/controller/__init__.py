@@ -1,0 +1,1 @@
+"""The controller: every decision of the queue without I/O (`core`), and the process around it."""

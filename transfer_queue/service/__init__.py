@@ -1,0 +1,1 @@
+"""The processes of a queue: started, watched, started again; on one node or on a Ray cluster."""
