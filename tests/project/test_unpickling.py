@@ -40,7 +40,8 @@ def test_a_torch_file_is_only_read_by_what_resolves_no_names(tmp_path):
     import torch
 
     torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
-    code = compile("torch.load(path, weights_only=False)", f"{unpickling.ROOT}/transfer_queue/checkpoint/loading.py", "exec")
+    decoder = f"{unpickling.ROOT}/transfer_queue/checkpoint/loading.py"
+    code = compile("torch.load(path, weights_only=False)", decoder, "exec")
     exec(code, {"torch": torch, "path": tmp_path / "w.pt"})  # noqa: S102
     assert unpickling.breaches
     unpickling.breaches.clear()

@@ -1,4 +1,4 @@
-"""A full directory: an error names it and says what to do, nothing dies or is damaged, and it goes on with room again."""
+"""A full directory: an error names it and says what to do, nothing is damaged, and it goes on with room again."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def check(got: dict, rows: range) -> None:
     assert got["x"].values[:, 0].tolist() == got["x"].values[:, -1].tolist() == list(rows)
 
 
+def put_rows(client: SyncQueueClient, numbers: range) -> None:
+    for i in numbers:
+        client.put("p", [f"k{i}"], row(i))
+
+
 def test_processes_on_a_full_tmpfs_say_so_lose_nothing_and_go_on_when_there_is_room(small, tmp_path, monkeypatch):
     monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 1.0)
     service = QueueService(
@@ -59,8 +64,7 @@ def test_processes_on_a_full_tmpfs_say_so_lose_nothing_and_go_on_when_there_is_r
         pids = service.pids()
         other = fill(small)
         with pytest.raises(QueueFull) as error:
-            for i in range(4, 20):
-                client.put("p", [f"k{i}"], row(i))
+            put_rows(client, range(4, 20))
         for part in (str(small), "No space left on device", "Make room there", "storage_dir"):
             assert part in str(error.value)
         done = range(len(client.list("p")["p"]))
