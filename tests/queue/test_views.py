@@ -118,6 +118,7 @@ async def test_a_row_written_anew_leaves_the_view_of_the_old_one(client):
 
 
 async def test_views_hold_no_descriptor_once_they_are_freed(client):
+    gc.collect()  # what other tests left
     await client.put("p", KEYS, columns(0))
     views = [await client.get("p", KEYS, copy=False)]
     held = len(os.listdir("/proc/self/fd"))
