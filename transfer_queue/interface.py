@@ -199,6 +199,9 @@ async def _put(
     client: QueueClient, keys: list[str], partition: str, columns: dict[str, Column], tags: Sequence[Tag] | None
 ) -> KVBatchMeta:
     _check_keys(keys)
+    for field in columns:
+        if not isinstance(field, str):
+            raise TypeError(f"field names are strings, got {field!r}")
     if not columns and tags is None:
         raise ValueError("give fields, tags, or both")
     if tags is not None and len(tags) != len(keys):

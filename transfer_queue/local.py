@@ -22,7 +22,7 @@ from transfer_queue.clients.access import UnitAccess
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.errors import Invalid
 from transfer_queue.ledger import Ledger
-from transfer_queue.net.codec import decode_request, decode_response, encode
+from transfer_queue.net.codec import BadArgument, decode_request, decode_response, encode, encode_request
 from transfer_queue.net.local_transport import LOCAL_RUN, LocalTransport
 from transfer_queue.net.messages import Request, Response
 from transfer_queue.storage.journal import NullJournal
@@ -133,7 +133,11 @@ class LocalQueue:
         return transport
 
     def _submit(self, client: str, request: Request) -> None:
-        self.core.handle(client, decode_request(encode(request)), self.clock())
+        try:
+            decoded = decode_request(encode_request(request.id, request.body))
+        except BadArgument as error:
+            raise error.refusal from None
+        self.core.handle(client, decoded, self.clock())
         self._arm()
 
     def _left(self, client: str) -> None:

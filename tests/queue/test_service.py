@@ -217,6 +217,15 @@ async def test_a_stranger_gets_failed_and_nothing_else(service, client):
 MALFORMED = ([b""], [b"\xc1"], [b"\x91" * 100_000], [b"a", b"b"], [os.urandom(1000)] * 3, [b"\x92\x01\x80"])
 
 
+async def test_an_argument_of_a_wrong_type_is_refused_at_once_by_name(client):
+    async with asyncio.timeout(10):
+        with pytest.raises(Invalid, match="^ack: token: .*, got `int`; give the token of the lease"):
+            await client.ack("train", 12345, ["a"], step=1)
+        with pytest.raises(Invalid, match=r"^drop: uids\[0\]: Expected `str`, got `int`"):
+            await client.drop("train", [1], "stale")
+        assert await client.list() == {}
+
+
 async def test_malformed_frames_are_ignored_by_controller_and_units(service, client):
     path = service.address["socket"].removeprefix("unix://")
     for frames in MALFORMED:

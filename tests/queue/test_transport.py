@@ -139,7 +139,7 @@ async def test_other_failures_are_raised_as_their_class(fake, transport):
 
 async def test_a_request_that_nobody_answers_ends_naming_who_waited_for_what_and_how_long(fake, transport):
     with pytest.raises(
-        DeadlineExceeded, match=r"'rank-0' waited 0\.1 s for the controller .* to answer Stats: .*look at"
+        DeadlineExceeded, match=r"'rank-0' waited 0\.1 s for the controller .* to answer stats: .*look at"
     ):
         await transport.request(Stats(), timeout=0.1)
 

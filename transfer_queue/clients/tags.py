@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+from transfer_queue.errors import Invalid
 from transfer_queue.ledger.checks import check_plain
 from transfer_queue.net.messages import Tag
 
+_NAMES = frozenset({str})
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
@@ -17,7 +19,11 @@ def plain_tags(keys: Sequence[str], tags: Sequence[Tag]) -> list[Tag]:
 
     Raises TypeError for a tag that is no dict, Invalid for a value that cannot be a tag; both name the key.
     """
-    if set(map(type, tags)) == {dict} and _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, tags)))):
+    if (
+        set(map(type, tags)) == {dict}
+        and _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, tags))))
+        and _NAMES.issuperset(map(type, chain.from_iterable(tags)))
+    ):
         return list(tags)  # the usual case, looked at for all at once
     return [_plain_tag(key, tag) for key, tag in zip(keys, tags, strict=True)]
 
@@ -25,6 +31,9 @@ def plain_tags(keys: Sequence[str], tags: Sequence[Tag]) -> list[Tag]:
 def _plain_tag(key: str, tag: Tag) -> Tag:
     if not isinstance(tag, dict):
         raise TypeError(f"the tag of {key!r} is {tag!r}; a tag is a dict of plain values")
+    for name in tag:
+        if not isinstance(name, str):
+            raise Invalid(f"the tag of {key!r} has a name {name!r} that is a {type(name).__name__}; names are strings")
     if all(type(value) in _PLAIN for value in tag.values()):
         return tag
     plain = {name: _plain(value) for name, value in tag.items()}

@@ -227,6 +227,10 @@ class ControllerCore:
         self._wake(getattr(body, "partition", None), now)
         self._journal.settle(self._sections)
 
+    def knows(self, client: str) -> bool:
+        """Whether it has said Hello, so that it gets answers."""
+        return client in self._clients
+
     def client_gone(self, client: str, now: float, *, died: bool = True) -> None:
         """This client is dead, not just slow, or has said Bye: its segments are sealed, its waits forgotten, and the
         clock leases whose holder is its Hello name end (unless another client of that name is there). For a unit: no

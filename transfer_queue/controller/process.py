@@ -27,7 +27,7 @@ from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.fetching import Fetching
 from transfer_queue.errors import Invalid
 from transfer_queue.failpoints import failpoint
-from transfer_queue.net.codec import MAX_FRAME, decode_request, encode, failed_of
+from transfer_queue.net.codec import MAX_FRAME, BadArgument, decode_request, encode, failed_of
 from transfer_queue.net.curve import check_network_endpoint, is_network
 from transfer_queue.net.links import JointListener, Listener, ZmqListener
 from transfer_queue.net.messages import Bye, Hello, Response, Welcome
@@ -83,6 +83,8 @@ class ControllerServer:
             request = decode_request(frame)
         except ValueError as error:  # Malformed
             self._refuse(str(error))
+            if isinstance(error, BadArgument) and self._core.knows(client):
+                self._send(client, Response(error.request, failed_of(error.refusal)))
             return
         if isinstance(request.body, Hello):
             self._greeting = client, request.body, pid

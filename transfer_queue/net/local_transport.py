@@ -44,7 +44,11 @@ class LocalTransport:
         if self._closed:
             raise Disconnected(f"client {self.name!r} was closed")
         request, waiting = self._waiters.add(body, timeout)
-        self._submit(self.client, Request(request, body))
+        try:
+            self._submit(self.client, Request(request, body))
+        except BaseException:
+            self._waiters.waiting.pop(request, None)
+            raise
         return await self._waiters.result(request, waiting)
 
     def say_hello(self) -> None:

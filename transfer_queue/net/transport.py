@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.addresses import endpoint_of
-from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, error_of
+from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, encode_request, error_of
 from transfer_queue.net.curve import check_network_endpoint
 from transfer_queue.net.links import Link, ZmqLink
 from transfer_queue.net.messages import (
@@ -148,7 +148,7 @@ class SocketTransport:
             )
         request, waiting = self._waiters.add(body, timeout)
         try:
-            frame = encode(Request(request, body))
+            frame = encode_request(request, body)
             if len(frame) > MAX_FRAME:
                 raise Invalid(
                     f"{type(body).__name__} takes {len(frame)} bytes, the limit is {MAX_FRAME}: send less at once"

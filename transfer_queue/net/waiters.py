@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.errors import DeadlineExceeded, QueueError
+from transfer_queue.net.argument_errors import verb_of
 from transfer_queue.net.codec import error_of
 from transfer_queue.net.messages import Changes, Failed, Listing, Mutation, Part, Query, Reply
 
@@ -127,7 +128,7 @@ class Waiters:
         open_ = [waiting for waiting in self.waiting.values() if not waiting.future.done()]
         for waiting in open_:
             if waiting.deadline <= now:
-                what = type(waiting.body).__name__
+                what = verb_of(type(waiting.body).__name__)
                 error = f"client {self.name!r} waited {waiting.timeout:.1f} s for {self.whom} to answer {what}: "
                 waiting.future.set_exception(DeadlineExceeded(error + self._state()))
         deadline = min((waiting.deadline for waiting in open_ if not waiting.future.done()), default=None)

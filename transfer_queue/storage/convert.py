@@ -18,6 +18,8 @@ def as_columns(columns: Mapping[str, Any], rows: int) -> dict[str, Column]:
     """One column per field. Raises Invalid naming the field whose length is not `rows` or whose dtype is unknown."""
     result = {}
     for field, values in columns.items():
+        if not isinstance(field, str):
+            raise Invalid(f"a field is named {field!r}; names are strings")
         column = as_column(field, values)
         if column.rows != rows:
             raise Invalid(f"field {field!r} has {column.rows} rows for {rows} keys")
