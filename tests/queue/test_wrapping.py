@@ -12,7 +12,7 @@ tensordict = pytest.importorskip("tensordict")
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
-from transfer_queue import tensordicts  # noqa: E402
+from transfer_queue.clients import tensordicts  # noqa: E402
 
 VALUES = ["a", b"b", 3, 2.5, True, None, {"a": [1, {"b": 2}]}, ["x", ["y"]], (1, "z"), {}, [], "", "a"]
 
