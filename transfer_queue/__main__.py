@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from transfer_queue.errors import QueueError
+from transfer_queue.errors import Invalid, QueueError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,7 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what is there, and what is wrong with it")
     doctor.add_argument("-q", "--queue", metavar="DIRECTORY", type=Path, help="of a queue service, running or not")
     doctor.add_argument("--storage-dir", type=Path, help="a further place to look for leftovers")
-    doctor.add_argument("--clean", action="store_true", help="remove what dead runs left")
+    doctor.add_argument(
+        "--clean", nargs="*", metavar="RUN", help="remove what dead runs left; or these runs, dead or stopped"
+    )
     doctor.add_argument("--stopped", action="store_true", help="with --clean: stopped runs that could go on, too")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(run=_doctor)
@@ -141,11 +143,15 @@ def _doctor(args: argparse.Namespace) -> int:
     from transfer_queue.storage.leftovers import remove_leftover
 
     report = doctor(args.queue, storage_dir=args.storage_dir)
-    if not args.clean:
+    if args.clean is None:
         sys.stdout.write((as_json(report) if args.json else report.text()) + "\n")
         return int(bool(report.findings))
-    for leftover in report.leftovers:
-        removed = remove_leftover(leftover, stopped=args.stopped)
+    wanted = [one for one in report.leftovers if not args.clean or one.run in args.clean]
+    if unknown := sorted(set(args.clean) - {one.run for one in wanted}):
+        there = ", ".join(one.run for one in report.leftovers) or "none"
+        raise Invalid(f"no dead or stopped run {', '.join(unknown)}; there are: {there}; nothing was removed")
+    for leftover in wanted:
+        removed = remove_leftover(leftover, stopped=args.stopped or bool(args.clean))
         sys.stdout.write(f"{'removed' if removed else 'kept'}: {leftover_line(leftover)}\n")
     if not report.leftovers:
         sys.stdout.write("no dead run has left anything\n")

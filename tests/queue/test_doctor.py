@@ -84,7 +84,7 @@ def test_what_is_wrong_is_named_with_its_remedy(tmp_path, monkeypatch):
 
 
 def test_a_directory_without_or_with_a_damaged_queue_is_a_finding(tmp_path):
-    assert "holds no queue" in doctor(tmp_path).findings[-1].what
+    assert any("holds no queue" in finding.what for finding in doctor(tmp_path).findings)
     (tmp_path / "run.json").write_text("{")
     assert any("damaged" in finding.what for finding in doctor(tmp_path).findings)
 
@@ -101,7 +101,7 @@ class Distribution:
 
 @pytest.mark.parametrize(("same", "words"), [(True, "installed over this package"), (False, "is installed too")])
 def test_the_peers_package_over_or_beside_ours_is_found(tmp_path, monkeypatch, capsys, same, words):
-    place = diagnosis.Path(diagnosis.__file__).parents[1] if same else tmp_path
+    place = diagnosis.Path(diagnosis.__file__).parents[2] if same else tmp_path
     real = importlib.metadata.distribution
     monkeypatch.setattr(
         importlib.metadata, "distribution", lambda name: Distribution(place) if name == "TransferQueue" else real(name)

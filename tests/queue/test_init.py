@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import transfer_queue as tq
+from transfer_queue.__main__ import main
 from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.service.attached import ADDRESS_VARIABLE, DIRECTORY_VARIABLE
 from transfer_queue.settings import read_settings
@@ -120,6 +121,20 @@ def test_without_a_directory_nothing_is_left(tmp_path, monkeypatch):
     tq.close()
     assert not Path(whole.address.key_file).exists()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_script_that_was_killed_leaves_nothing_that_clean_does_not_remove(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "t").mkdir()
+    code = "import os, signal; tq.init({'storage_dir': %r, 'units': 1}); tq.kv_put('a', 'p', {'x': b'y' * 100_000})"
+    with pytest.raises(AssertionError):
+        child(code % str(tmp_path) + "; os.kill(os.getpid(), signal.SIGKILL)")
+    assert list(tmp_path.rglob("*.seg")) != []
+    (found,) = [one for one in tq.doctor(storage_dir=tmp_path).leftovers if one.path.parent == tmp_path]
+    assert found.state == "dead"
+    assert main(["doctor", "--clean", found.run, "--storage-dir", str(tmp_path)]) == 0
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_init_takes_less_than_a_second(conf):

@@ -154,6 +154,20 @@ def test_leftovers_are_listed_with_run_age_and_bytes_and_only_dead_ones_go(stora
     os.close(fd)
 
 
+def test_the_queue_of_a_script_that_was_killed_is_dead_and_goes_with_its_directory(storage, tmp_path):
+    owner = tmp_path / "tq-kv-1"
+    owner.mkdir()
+    for name in ("run.json", "anonymous"):
+        (owner / name).touch()
+    home = storage("anonymous", owner)
+    (home / "lock").write_text("4000000")
+    os.utime(home)
+    (found,) = find_leftovers([tmp_path])
+    assert found.state == "dead", "also if it is a second old"
+    assert remove_leftover(found)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_or_a_foreign_directory_is_no_leftover(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "tq-link").symlink_to(tmp_path / "elsewhere")

@@ -80,12 +80,20 @@ def doctor(directory: str | Path | None = None, *, storage_dir: str | Path | Non
     for parent in sorted(parent for parent in parents if parent.is_dir()):
         _examine_storage(parent, report)
     report.leftovers.extend(one for one in find_leftovers(sorted(parents)) if one.state != "live")
-    if any(one.state == "dead" for one in report.leftovers):
-        dead = sum(one.nbytes for one in report.leftovers if one.state == "dead")
-        report.findings.append(
-            Finding(f"dead runs left {size(dead)}", "python -m transfer_queue doctor --clean removes it")
-        )
+    report.findings.extend(_examine_leftovers(report.leftovers))
     return report
+
+
+def _examine_leftovers(leftovers: Sequence[Leftover]) -> Iterator[Finding]:
+    dead, stopped = ([one for one in leftovers if one.state == state] for state in ("dead", "stopped"))
+    clean = "python -m transfer_queue doctor --clean"
+    if dead:
+        what = f"{len(dead)} dead runs left {size(sum(one.nbytes for one in dead))}"
+        yield Finding(what, f"{clean} removes it")
+    if stopped:
+        names = " ".join(one.run for one in stopped[:5]) + (" ..." if len(stopped) > 5 else "")
+        what = f"{len(stopped)} stopped runs keep {size(sum(one.nbytes for one in stopped))}, to go on with"
+        yield Finding(what, f"{clean} {names}, if they are not wanted any more, removes what they stored")
 
 
 def leftover_line(one: Leftover) -> str:
@@ -113,7 +121,7 @@ def _versions() -> dict[str, str]:
 
 
 def _packages_in_the_way(distributions: Sequence[str] = ("TransferQueue",)) -> Iterator[Finding]:
-    here = Path(__file__).parent.resolve()
+    here = Path(__file__).resolve().parents[1]
     for name in distributions:
         try:
             distribution = importlib.metadata.distribution(name)

@@ -27,6 +27,7 @@ from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
 from transfer_queue.settings import QueueSettings, read_settings
+from transfer_queue.storage.leftovers import ANONYMOUS
 from transfer_queue.storage.unit_files import try_lock
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def _start(settings: QueueSettings, conf: Mapping[str, Any] | None) -> Mapping[s
     book = RayAddress.offer()
     if settings.directory is None:
         _process.temporary = tempfile.mkdtemp(prefix="tq-kv-")
+        Path(_process.temporary, ANONYMOUS).touch()
     try:
         make = RayService if spans_nodes() else QueueService
         _process.service = make(settings.directory or f"{_process.temporary}", **settings.service_options())

@@ -3,7 +3,7 @@
     <parent>/tq-<run>/lock, owner (the directory of the queue service), unit-0/, unit-1/, ...
 
 A run that was killed may be started again and finds its segments; so they go by themselves only when its directory is
-gone too.
+gone too, or is one that `init` made for a script without a name for it: nobody will start that one again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ LOCAL_PREFIX = "tq-local-"
 
 MARKS = ("run.json", "journal", "node.json")
 """A directory that holds one of these belongs to a queue that can be started again."""
+
+ANONYMOUS = "anonymous"
+"""A file in the directory of a queue that ends with the process that started it, directory and all."""
 
 _YOUNG = 60.0
 """Seconds in which a directory may not be locked yet by the process that makes it."""
@@ -60,6 +63,8 @@ def remove_leftover(leftover: Leftover, *, stopped: bool = False) -> bool:
         with _Locked(leftover.path) as locked:
             if not locked or _state(leftover.path, locked) not in wanted:
                 return False
+            if _is_anonymous(leftover.owner):
+                shutil.rmtree(leftover.owner)
             shutil.rmtree(leftover.path)
     except OSError as error:  # another process removes it at the same time
         log.debug("%s: %s", leftover.path, error)
@@ -117,12 +122,22 @@ def _describe(home: Path) -> Leftover | None:
 
 
 def _state(home: Path, locked: bool) -> Literal["live", "stopped", "dead"]:
-    if not locked or time.time() - home.stat().st_mtime < _YOUNG:
+    if not locked:
+        return "live"
+    if _is_anonymous(_owner(home)) and (home / "lock").stat().st_size:  # it was locked, and its holder is gone
+        return "dead"
+    if time.time() - home.stat().st_mtime < _YOUNG:
         return "live"
     owner = _owner(home)
     if owner:
         return "stopped" if any(Path(owner, mark).exists() for mark in MARKS) else "dead"
     return "dead" if home.name.startswith(LOCAL_PREFIX) else "stopped"
+
+
+def _is_anonymous(owner: str) -> bool:
+    """Whether this is a directory of ours that was made for one process."""
+    mark = Path(owner, ANONYMOUS)
+    return bool(owner) and mark.is_file() and mark.stat(follow_symlinks=False).st_uid == os.getuid()
 
 
 def _owner(home: Path) -> str:
