@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,11 @@ from transfer_queue.clients.access import UnitAccess
 from transfer_queue.clients.reading import read_columns
 from transfer_queue.errors import SegmentGone
 from transfer_queue.net.messages import Block, FieldPlace, Located, Segment, UnitInfo
-from transfer_queue.storage.arena import WriteArena
+from transfer_queue.storage.arena import Extent, WriteArena, fill
 from transfer_queue.storage.columns import Column
 from transfer_queue.storage.memory import ResultPool
 from transfer_queue.storage.segments import segment_id
+from transfer_queue.storage.unit_files import UnitFiles
 
 
 def test_a_segment_of_a_unit_that_nobody_knows_any_more_is_given_back() -> None:
@@ -55,3 +58,30 @@ async def test_bytes_of_a_reused_segment_are_read_again_and_not_called_damaged()
     places = [FieldPlace("x", np.zeros(2, "<i4").tobytes(), np.arange(2, dtype="<i4").tobytes())]
     with pytest.raises(SegmentGone):
         await read_columns(Reused(), Located(["a", "b"], [{}, {}], [block], places), copy=True)  # pyright: ignore
+
+
+@pytest.mark.parametrize("segments", [1, 30])
+async def test_rows_whose_memory_others_have_got_are_read_from_the_disk(tmp_path: Path, segments: int) -> None:
+    disk = f"{tmp_path}/disk"
+    files = UnitFiles(tmp_path / "unit", 0, budget=1 << 24, spill=disk)
+    access = UnitAccess("c", "0" * 64, force_remote=False)
+    access.learn([UnitInfo(0, f"{tmp_path}/unit", "", files.nonce, spill=disk, incarnation=files.incarnation)])
+    column = Column.objects([{"row": row} for row in range(8)])
+    blocks, made = [], files.make(segments, 1 << 16)
+    for segment in made:
+        memory = files.writable(segment)[: column.nbytes]
+        blocks.append(fill(Extent(segment.segment, 0, column.nbytes, memory), "o", column))
+    number = np.arange(segments, dtype="<i4")
+    place = FieldPlace("o", number.tobytes(), (number % 8).tobytes())
+    located = Located([f"{n}" for n in number], [{}] * segments, blocks, [place])
+    want = [{"row": n % 8} for n in range(segments)]
+    assert (await read_columns(access, located, copy=True))[0]["o"].rows_list() == want
+    for segment in made:
+        assert files.spill(segment.segment, column.nbytes)
+    for other in files.make(segments, 1 << 16):
+        files.writable(other)[:] = 0xFF
+    with pytest.raises(SegmentGone):  # once, and not once for each segment
+        await read_columns(access, located, copy=True)
+    assert (await read_columns(access, located, copy=True))[0]["o"].rows_list() == want
+    access.close()
+    files.close()

@@ -7,6 +7,7 @@ import os
 import stat
 import weakref
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -245,6 +246,31 @@ def test_a_segment_reused_under_a_new_id_during_a_read_is_noticed(tmp_path):
     os.rename(tmp_path / segment_file(1), tmp_path / segment_file(2))
     with pytest.raises(SegmentGone, match="freed during the read"):
         arena.check([block])
+
+
+def test_all_segments_that_are_gone_are_noticed_and_let_go_at_once(tmp_path):
+    blocks = [write_one(tmp_path, np.arange(10), segment) for segment in range(1, 30)]
+    arena = reader(tmp_path)
+    arena.blocks(blocks, [1] * len(blocks))
+    for block in blocks[1:]:
+        os.rename(tmp_path / segment_file(block.segment), tmp_path / segment_file(100 + block.segment))
+    with pytest.raises(SegmentGone, match="28 segments"):
+        arena.check(blocks)
+    for block in blocks[1:]:
+        os.rename(tmp_path / segment_file(100 + block.segment), tmp_path / segment_file(block.segment))
+    arena.blocks(blocks, [1] * len(blocks))
+    arena.check(blocks)
+
+
+def test_a_block_beyond_the_end_of_a_file_that_is_another_one_by_now_is_gone_and_not_corrupt(tmp_path):
+    block = write_one(tmp_path, np.arange(10))
+    arena = reader(tmp_path)
+    arena.blocks([block], [1])
+    os.rename(tmp_path / segment_file(1), tmp_path / segment_file(2))
+    make(tmp_path, 1, nbytes=4 * SIZE)
+    beyond = msgspec.structs.replace(block, offset=2 * SIZE)
+    with pytest.raises(SegmentGone, match="freed during the read"):
+        arena.blocks([beyond], [1])
 
 
 def test_a_sweep_lets_go_of_segments_that_are_gone(tmp_path):

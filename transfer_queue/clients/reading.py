@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from transfer_queue.clients.access import UnitAccess
-from transfer_queue.errors import Corrupt
 from transfer_queue.net.messages import Block, Located
 from transfer_queue.storage.columns import Column, read_block
 from transfer_queue.storage.gather import gather, join_single, places, run_of
@@ -38,7 +37,7 @@ async def read_columns(access: UnitAccess, located: Located, *, copy: bool) -> t
                 result[field] = read_block(located.blocks[number], data[number]).view(start, end)
             else:
                 result[field] = _copied(field, located.blocks, data, block, row, access.results.empty)
-    except Corrupt:
+    except Exception:  # Corrupt, or whatever numpy says about lengths that are none
         access.check(blocks)  # raises SegmentGone if these are the bytes of another put by now
         raise
     access.check(blocks)

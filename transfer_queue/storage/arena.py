@@ -200,6 +200,8 @@ class ReadArena:
             if block.segment != segment:
                 mapping = self._mapping(block.segment)
                 segment, path, memory = block.segment, mapping.path, mapping.data.data
+            if block.offset + block.nbytes > len(memory):
+                self.check([block])  # if the segment is still this file, `within` says what is wrong
             data = within(block, memory)
             if GOOD_PART * count >= block.rows:
                 self._verify(block, data)
@@ -213,11 +215,15 @@ class ReadArena:
 
     def check(self, blocks: Iterable[Block]) -> None:
         """Raise SegmentGone if a segment was freed since it was mapped: what was copied may be other bytes."""
+        gone = []
         for segment in {block.segment for block in blocks}:
             mapping = self._mappings.get(segment)
             if mapping is None or not mapping.stands():
-                self._drop(segment)
-                raise SegmentGone(f"segment {segment:016x} of unit {unit_of(segment)} was freed during the read")
+                self._drop(segment)  # each of them now, or the next attempt would only come to the next one
+                gone.append(segment)
+        if gone:
+            names = ", ".join(f"{segment:016x} of unit {unit_of(segment)}" for segment in sorted(gone)[:3])
+            raise SegmentGone(f"{len(gone)} segments ({names}) were freed during the read")
 
     def sweep(self) -> None:
         """Let go of segments that are gone."""
