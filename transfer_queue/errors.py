@@ -79,6 +79,12 @@ class Disconnected(QueueError, ConnectionError):
     code = "disconnected"
 
 
+class QueueClosed(Disconnected):
+    """The queue was closed by who had started it; nobody need wait for it."""
+
+    code = "closed"
+
+
 BY_CODE: dict[str, type[QueueError]] = {
     cls.code: cls
     for cls in (
@@ -93,5 +99,6 @@ BY_CODE: dict[str, type[QueueError]] = {
         Corrupt,
         DeadlineExceeded,
         Disconnected,
+        QueueClosed,
     )
 }

@@ -236,3 +236,42 @@ def test_a_sampler_that_is_none_keeps_the_queue_from_starting(conf):
         tq.init(conf | {"controller": {"sampler": "Sequential"}})
     with pytest.raises(AssertionError):
         tq.get_client()
+
+
+# --- the end of a queue that others use ------------------------------------------------------------------------------
+
+
+def test_when_the_owner_closes_others_are_told_at_once_and_find_the_next_queue(conf, tmp_path):
+    second = conf | {"directory": str(tmp_path / "second")}
+    code = (
+        "import transfer_queue as tq, sys, time\n"
+        "from transfer_queue.errors import QueueClosed\n"
+        "print(tq.kv_list('p'), flush=True)\n"
+        "sys.stdin.readline()\n"
+        "began = time.monotonic()\n"
+        "for _ in range(3):\n"
+        "    try: tq.kv_list('p')\n"
+        "    except QueueClosed as error: why = str(error)\n"
+        "assert time.monotonic() - began < 5\n"
+        "print(why, flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(tq.kv_list('p'), flush=True)\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in (ADDRESS_VARIABLE, DIRECTORY_VARIABLE)}
+    tq.init(conf)
+    tq.kv_put("a", "p", tag={"i": 1})
+    env |= {ADDRESS_VARIABLE: os.environ[ADDRESS_VARIABLE], DIRECTORY_VARIABLE: second["directory"]}
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+    assert other.stdout.readline().strip() == "{'p': {'a': {'i': 1}}}"
+    tq.close()
+    other.stdin.write("\n")
+    other.stdin.flush()
+    assert "was closed by its owner" in other.stdout.readline()
+    tq.init(second)
+    tq.kv_put("b", "p", tag={})
+    out, _ = other.communicate("\n", timeout=60)
+    assert out.strip() == "{'p': {'b': {}}}"

@@ -21,10 +21,11 @@ import zmq
 
 from transfer_queue.client import QueueClient
 from transfer_queue.clients.sync_client import SyncQueueClient
-from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid
+from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueClosed
 from transfer_queue.keys import row_key
 from transfer_queue.net.codec import decode_response, encode
 from transfer_queue.net.messages import VERSION, Failed, GroupSpec, Hello, Request, SessionClose, Stats, TaskSpec
+from transfer_queue.service import supervisor
 from transfer_queue.service.queue_service import QueueService, read_address
 
 GENERATE = TaskSpec("generate", "prompt", "clock", 20.0)
@@ -215,6 +216,29 @@ async def test_a_stranger_gets_failed_and_nothing_else(service, client):
 
 
 MALFORMED = ([b""], [b"\xc1"], [b"\x91" * 100_000], [b"a", b"b"], [os.urandom(1000)] * 3, [b"\x92\x01\x80"])
+
+
+async def test_clients_of_a_stopped_service_fail_at_once_and_go_on_when_it_is_started_again(service, client):
+    await client.put("p", ["a"], {"x": np.arange(1)})
+    waiting = asyncio.create_task(client.lease("p", "nobody", groups=1, wait=60.0))
+    await asyncio.sleep(0.1)
+    await service.astop()
+    async with asyncio.timeout(5):
+        for work in (waiting, client.list(), QueueClient.connect(service.address, name="late")):
+            with pytest.raises(QueueClosed, match=r"closed by its owner; start it again on .*queue"):
+                await work
+    await service.astart()
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(QueueClosed):
+                assert await client.list("p") == {"p": {"a": {}}}
+                break
+            await asyncio.sleep(0.05)  # the connection is made again
+
+
+def test_the_processes_of_a_queue_import_this_package_and_nothing_of_what_is_in_it_by_itself():
+    paths = supervisor._environment()["PYTHONPATH"].split(os.pathsep)
+    assert Path(paths[0], "transfer_queue", "service").is_dir()
 
 
 async def test_an_argument_of_a_wrong_type_is_refused_at_once_by_name(client):

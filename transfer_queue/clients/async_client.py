@@ -100,12 +100,19 @@ class QueueClient(RowVerbs):
     async def connect(
         cls, address: dict[str, str], *, name: str, timeout: float = 30.0, force_remote: bool | None = None
     ) -> QueueClient:
-        """A client of the queue at `address`. Raises Disconnected, DeadlineExceeded, Invalid (wrong key or run)."""
+        """A client of the queue at `address`. Raises Disconnected (QueueClosed if it was closed by who had started
+        it, as all verbs then do at once), DeadlineExceeded, Invalid (wrong key or run)."""
         access = UnitAccess(name, read_key(address["key_file"]), force_remote=force_remote)
         transport = await SocketTransport.connect(
-            address, name=name, timeout=timeout, on_welcome=lambda welcome, _: access.learn(welcome.units)
-        )
+            address, name=name, timeout=timeout, on_welcome=lambda welcome, _: access.learn(welcome.units),
+            heeds_closing=True,
+        )  # fmt: skip
         return cls(transport, access)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the queue was closed by who had started it, and is not there again."""
+        return isinstance(self._transport, SocketTransport) and self._transport.ended
 
     async def open_partition(
         self, partition: str, *, tasks: Iterable[TaskSpec], max_groups: int = 0, max_bytes: int = 0,

@@ -20,11 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError
+from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueClosed, QueueError
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.addresses import endpoint_of
 from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, encode_request, error_of
 from transfer_queue.net.curve import check_network_endpoint
+from transfer_queue.net.ending import why_ended
 from transfer_queue.net.links import Link, ZmqLink
 from transfer_queue.net.messages import (
     VERSION,
@@ -87,6 +88,8 @@ class SocketTransport:
         self.on_welcome: Callable[[Welcome, bool], None] = ignore
         self.on_orphan: Callable[[Any, Reply], None] = ignore
         self.on_lost: Callable[[], None] = ignore
+        self.heeds_closing = False
+        """Whether requests fail as soon as the queue was closed, instead of waiting for it to be started again."""
         self._address = address
         self._endpoint = endpoint_of(address)
         if self._endpoint.startswith("curve://"):
@@ -108,10 +111,12 @@ class SocketTransport:
     async def connect(
         cls, address: dict[str, str], *, name: str, timeout: float = 30.0,
         on_welcome: Callable[[Welcome, bool], None] = ignore, on_push: Callable[[Push], None] = ignore,
-        on_lost: Callable[[], None] = ignore,
+        on_lost: Callable[[], None] = ignore, heeds_closing: bool = False,
     ) -> SocketTransport:  # fmt: skip
-        """A transport that has been welcomed. Raises DeadlineExceeded, or Invalid for a wrong key or run."""
+        """A transport that has been welcomed. Raises DeadlineExceeded, QueueClosed, or Invalid for a wrong key or
+        run."""
         transport = cls(address, name)
+        transport.heeds_closing = heeds_closing
         transport.on_push, transport.on_lost = on_push, on_lost
         welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -123,6 +128,7 @@ class SocketTransport:
         transport.on_welcome = first
         transport._first = welcomed
         try:
+            transport._check_ended()
             async with asyncio.timeout(timeout):
                 await welcomed
         except TimeoutError:
@@ -146,6 +152,8 @@ class SocketTransport:
             raise Disconnected(
                 f"client {self.name!r} was made in process {self._process}, which forked this one: connect anew here"
             )
+        if not self._ready:
+            self._check_ended()
         request, waiting = self._waiters.add(body, timeout)
         try:
             frame = encode_request(request, body)
@@ -189,6 +197,10 @@ class SocketTransport:
             self._lost_at = asyncio.get_running_loop().time()
             self.on_lost()
             log.info("client %r lost its connection to %s", self.name, self._endpoint)
+            try:
+                self._check_ended()
+            except QueueClosed as closed:
+                self._waiters.fail(closed)
         self._stop_greeting()
 
     def _greet(self) -> None:
@@ -207,6 +219,17 @@ class SocketTransport:
         if self._greeting is not None:
             self._greeting.cancel()
             self._greeting = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the queue was closed by its owner, and has not come back."""
+        return not self._ready and self.heeds_closing and why_ended(self._address) is not None
+
+    def _check_ended(self) -> None:
+        """Raises QueueClosed. A queue that is started again is found again."""
+        why = why_ended(self._address) if self.heeds_closing else None
+        if why is not None:
+            raise QueueClosed(f"client {self.name!r}: {why}")
 
     def _hello_body(self) -> Hello:
         return Hello(VERSION, self._address["run"], self._key, self.name, os.getpid(), host_id())

@@ -106,6 +106,7 @@ class Waiters:
                 waiting.future.set_exception(error)
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def remaining(self, request: int) -> Mutation | Query:
         """The body to send now: what is left of its wait."""

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from transfer_queue.clients.batch_client import TransferQueueClient
 from transfer_queue.clients.sync_client import SyncQueueClient
-from transfer_queue.errors import Disconnected, Invalid
+from transfer_queue.errors import Disconnected, Invalid, QueueClosed
+from transfer_queue.net.ending import ANONYMOUS, why_ended
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
 from transfer_queue.settings import QueueSettings, read_settings
-from transfer_queue.storage.leftovers import ANONYMOUS
 from transfer_queue.storage.unit_files import try_lock
 
 if TYPE_CHECKING:
@@ -110,11 +110,23 @@ def close() -> None:
 
 
 def get_client() -> TransferQueueClient:
-    """This process' client; attaches if there is a queue. Raises NoQueue (an AssertionError) if there is none."""
+    """This process' client; attaches if there is a queue, again if another one came after the end of the first. Raises
+    NoQueue (an AssertionError) if there is none, QueueClosed if there is none any more."""
     client = _process.client
-    if client is not None:
+    if client is not None and not client.queue.client.ended:
         return client
     with _process.lock:
+        if _process.client is not None and _process.service is None and _process.client.queue.client.ended:
+            ended = _process.address
+            try:
+                address = _find(QueueSettings(), but=ended)
+            except Disconnected:  # a directory that holds none yet, say
+                address = None
+            if address is None:
+                raise QueueClosed(f"{why_ended(ended) or 'the queue has ended'}; no other one is there")
+            _process.client.close()
+            _process.client = None
+            _attach(address)
         if _process.client is None:
             address = _find(QueueSettings())
             if address is None:
@@ -135,16 +147,17 @@ def get_metrics_endpoint() -> str | None:
 # --- finding -----------------------------------------------------------------------------------------------------
 
 
-def _find(settings: QueueSettings) -> dict[str, str] | None:
-    """The address of a queue that is there already."""
+def _find(settings: QueueSettings, but: dict[str, str] | None = None) -> dict[str, str] | None:
+    """The address of a queue that is there already, and is not `but`."""
     text, directory = os.environ.get(ADDRESS_VARIABLE), os.environ.get(DIRECTORY_VARIABLE)
-    if text:
-        return _read_address(text)
+    if text and (address := _read_address(text)) != but:
+        return address
     if settings.address is not None:
         return settings.address
-    if directory:
-        return read_address(directory)
-    return RayAddress.find()
+    if directory and (address := read_address(directory)) != but:
+        return address
+    address = RayAddress.find()
+    return address if address != but else None
 
 
 def _read_address(text: str) -> dict[str, str]:

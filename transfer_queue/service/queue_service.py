@@ -29,6 +29,7 @@ from transfer_queue.controller.absences import UNIT_LOST_AFTER
 from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.net.addresses import node_of
 from transfer_queue.net.curve import check_ip, host_of
+from transfer_queue.net.ending import CLOSED
 from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.sockets import MAX_IPC_PATH
 from transfer_queue.net.transport import MIN_KEY, read_key
@@ -128,6 +129,7 @@ class QueueService:
             self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=LOCK_WAIT)
             if self._spill is not None:
                 self._spill_lock = lock_file(self._spill / "lock", "a queue service", wait=LOCK_WAIT)
+            (self.directory / CLOSED).unlink(missing_ok=True)
             self._thread = LoopThread("queue-service")
             try:
                 self._supervisor = Supervisor(self._make_children(), self.directory)
@@ -211,6 +213,7 @@ class QueueService:
 
     def _stop(self, *, clean: bool) -> None:
         if self._thread is not None:
+            (self.directory / CLOSED).touch()  # clients that lose their connection now need not wait for it
             self._thread.run(self._supervisor.stop())
             self._thread.close()
             self._thread = None

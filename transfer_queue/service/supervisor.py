@@ -140,7 +140,7 @@ class Supervisor:
 
 def _environment() -> dict[str, str]:
     """This process' environment, in which the child finds the same transfer_queue and starts one thread."""
-    here = str(Path(__file__).parent.parent)
+    here = str(Path(__file__).resolve().parents[2])
     paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from transfer_queue.net.ending import ANONYMOUS
 from transfer_queue.storage.unit_files import try_lock
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,6 @@ LOCAL_PREFIX = "tq-local-"
 
 MARKS = ("run.json", "journal", "node.json")
 """A directory that holds one of these belongs to a queue that can be started again."""
-
-ANONYMOUS = "anonymous"
-"""A file in the directory of a queue that ends with the process that started it, directory and all."""
 
 _YOUNG = 60.0
 """Seconds in which a directory may not be locked yet by the process that makes it."""
