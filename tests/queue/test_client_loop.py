@@ -218,6 +218,131 @@ def test_ctrl_c_cancels_the_work_and_the_loop_goes_on():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=30)
 
 
+def test_ctrl_c_while_the_helper_is_busy_holds_up_nobody_after_it():
+    code = """
+        import asyncio, os, signal, threading, time
+        from transfer_queue.net.client_loop import ClientLoop
+        loop = ClientLoop("test")
+        async def busy():
+            await asyncio.sleep(0.05)
+            for _ in range(3_000_000):  # one turn of the loop, in the helper
+                pass
+            time.sleep(0.5)
+        async def handed(work):
+            return await loop.arun(work)
+        other = threading.Thread(target=asyncio.run, args=(handed(busy()),))
+        other.start()
+        time.sleep(0.2)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            loop.run(asyncio.sleep(60))
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise SystemExit("was not interrupted")
+        other.join()
+        assert asyncio.run(handed(asyncio.sleep(0, "on"))) == "on"
+        assert (loop._callers, loop._driver in (None, loop._helper)) == (0, True)
+        loop.close()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=30)
+
+
+def test_a_second_ctrl_c_leaves_work_that_does_not_end_and_hits_nobody_else():
+    code = """
+        import asyncio, os, signal, threading, time
+        from transfer_queue.net.client_loop import ClientLoop
+        loop = ClientLoop("test")
+        ended = threading.Event()
+        async def stubborn():
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    await asyncio.sleep(0.5)
+                    ended.set()
+        async def other():
+            for _ in range(800):
+                await asyncio.sleep(0.001)
+            return "whole"
+        async def handed(work):
+            return await loop.arun(work)
+        found = []
+        worker = threading.Thread(target=lambda: found.append(asyncio.run(handed(other()))))
+        worker.start()
+        for delay in (0.2, 0.4):
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        try:
+            loop.run(stubborn())
+        except KeyboardInterrupt:
+            assert time.monotonic() - began < 0.8
+        assert ended.wait(10)
+        worker.join()
+        assert found == ["whole"]
+        loop.close()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=30)
+
+
+def test_under_a_hail_of_ctrl_c_every_call_ends_and_the_loop_goes_on():
+    code = """
+        import asyncio, os, random, signal, threading, time
+        from transfer_queue.net.client_loop import ClientLoop
+        print("seed", SEED)
+        rng = random.Random(SEED)
+        loop = ClientLoop("test")
+        over, counts, errors = threading.Event(), {"async": 0, "sync": 0}, []
+        async def answer(i):
+            await asyncio.sleep(0.0002 * (i % 3))
+            return i
+        async def several():
+            return await asyncio.gather(*(loop.arun(answer(i)) for i in range(5)))
+        def caller(kind):
+            try:
+                while not over.is_set():
+                    if kind == "async":
+                        assert asyncio.run(several()) == list(range(5))
+                    else:
+                        assert loop.run(answer(7)) == 7
+                    counts[kind] += 1
+            except BaseException as error:
+                errors.append(error)
+        def hail():
+            while not over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(rng.random() / 500)
+        threads = [threading.Thread(target=caller, args=(kind,)) for kind in counts] + [threading.Thread(target=hail)]
+        end, hits, i = time.monotonic() + 3, 0, 0
+        while True:
+            try:
+                if not threads[-1].ident:
+                    [thread.start() for thread in threads if not thread.ident]
+                while time.monotonic() < end:
+                    i += 1
+                    assert loop.run(answer(i)) == i
+                over.set()
+                break
+            except KeyboardInterrupt:
+                hits += 1
+        for thread in threads:
+            while thread.is_alive():
+                try:
+                    thread.join(10)
+                except KeyboardInterrupt:
+                    pass
+        assert not errors, errors
+        assert hits > 100 and min(counts.values()) > 20, (hits, counts)
+        assert loop.run(answer(3)) == 3 and asyncio.run(several()) == list(range(5))
+        assert loop._callers == 0
+        loop.close()
+    """
+    code = textwrap.dedent(code).replace("SEED", str(SEED))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_any_mix_of_callers_is_served(loop):
     """Random callers for a while: nothing hangs, nothing is mixed up."""
     rng = random.Random(SEED)

@@ -7,6 +7,10 @@
 
 A caller that comes while the helper drives asks it to leave; the helper comes back when no caller has driven for REST
 seconds, or at once if there is work that was handed over.
+
+Ctrl-C may arrive between any two steps of what the main thread does here, also in the middle of somebody else's task
+that it drives. So it is put off while a call lasts (`_Interrupts`): the first cancels the call's own work, the second
+leaves that to the helper, and KeyboardInterrupt is raised when nothing here is half done.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from __future__ import annotations
 import _signal  # pyright: ignore[reportMissingImports]  # signal wraps it; each of its three calls makes enums, a tenth of all
 import asyncio
 import collections
-import concurrent.futures
 import contextlib
 import os
+import queue
 import threading
 import time
 import weakref
@@ -59,23 +63,52 @@ class ClientLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, waited for by the calling thread. Raises Disconnected after `close`, or in a fork."""
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or _signal.getsignal(_signal.SIGINT) is not _signal.default_int_handler
+        ):
+            return self._run(work, _Interrupts())
+        interrupts = _Interrupts()
+        _signal.signal(_signal.SIGINT, interrupts.note)
+        try:
+            return self._run(work, interrupts)
+        finally:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+            if interrupts.count:
+                raise KeyboardInterrupt from None
+
+    def _run(self, work: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
         running = asyncio._get_running_loop()
         if running is self.loop:
             work.close()
             raise RuntimeError(f"client {self.name!r} was called from its own event loop, which would wait for itself")
-        if running is None and self._lead(work):
+        if running is None:
             try:
-                return self._drive(work)
+                if self._lead(work):
+                    return self._drive(work, interrupts)
             finally:
                 self._follow()
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        handed = _Work(work, partial(_settle, future))
+        ended: queue.SimpleQueue[asyncio.Task[T] | None] = queue.SimpleQueue()  # a signal handler may put to it
+        handed = _Work(work, ended.put)
         self._hand_over(handed)
         try:
-            return future.result()
+            interrupts.then(partial(self._leave_to_others, handed, ended, interrupts))
+            task = ended.get()
         except BaseException:
-            self._cancel(handed)  # an interrupt of the caller ends the work too
+            self._cancel(handed)  # out of a signal's handler
             raise
+        if task is None:
+            raise KeyboardInterrupt
+        if task.cancelled() and self._closed:
+            raise Disconnected(f"client {self.name!r} was closed")
+        return task.result()
+
+    def _leave_to_others(
+        self, handed: _Work, ended: queue.SimpleQueue[asyncio.Task[Any] | None], interrupts: _Interrupts
+    ) -> None:
+        self._cancel(handed)
+        if interrupts.count > 1:
+            ended.put(None)
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, awaited from any loop. Raises Disconnected after `close`, or in a fork."""
@@ -97,7 +130,7 @@ class ClientLoop:
     def close(self) -> None:
         """End: what still runs is cancelled. A second call does nothing, nor one in a fork."""
         with self._changed:
-            if self._closed or self._process != os.getpid():
+            if self._process != os.getpid():
                 return
             self._closed = True
             self._ask_helper()
@@ -109,9 +142,9 @@ class ClientLoop:
     def _hand_over(self, handed: _Work) -> None:
         with self._changed:
             self._check(handed.work)
-            self._inbox.append(handed)
-            if len(self._inbox) == 1:
+            if not self._inbox:  # first, so that an interrupt in between leaves no work that nobody will take
                 self.loop.call_soon_threadsafe(self._take)
+            self._inbox.append(handed)
             if self._driver is None:
                 self._changed.notify_all()
 
@@ -152,38 +185,40 @@ class ClientLoop:
             if self._driver is self._helper:
                 self._ask_helper()
                 self._callers += 1
-                while self._driver is self._helper:
-                    self._changed.wait()
-                self._callers -= 1
-                self._check(work)
+                try:
+                    while self._driver is self._helper:
+                        self._changed.wait()
+                    self._check(work)
+                except BaseException:
+                    self._changed.notify_all()  # the helper waits for this caller
+                    raise
+                finally:
+                    self._callers -= 1
             if self._driver is not None:
                 return False
             self._driver = threading.current_thread()
             return True
 
-    def _drive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the loop until `work` is done. Ctrl-C cancels the work: it must not hit the loop's own code."""
+    def _drive(self, work: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
+        """Run the loop until `work` is done, or a second interrupt leaves its end to the helper."""
         task = self.loop.create_task(self._until_done(work))
-        main = threading.current_thread() is threading.main_thread()
-        if not main or _signal.getsignal(_signal.SIGINT) is not _signal.default_int_handler:
-            return self._result(task)
-        interrupted = False
-
-        def interrupt(*_: object) -> None:
-            nonlocal interrupted
-            if interrupted:
-                raise KeyboardInterrupt
-            interrupted = True
-            self.loop.call_soon_threadsafe(task.cancel)
-            self.loop.call_soon_threadsafe(task.add_done_callback, lambda _: self.loop.stop())
-
-        _signal.signal(_signal.SIGINT, interrupt)
+        interrupts.then(lambda: self.loop.call_soon_threadsafe(self._interrupt, task, interrupts))
         try:
-            return self._result(task)
-        finally:
-            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-            if interrupted:
-                raise KeyboardInterrupt from None
+            while not task.done():  # a stop of before may still be under way
+                self.loop.run_forever()
+                if interrupts.count > 1:
+                    raise KeyboardInterrupt
+        except BaseException:  # out of some callback too: a signal's, say
+            task.cancel()
+            raise
+        return task.result()
+
+    def _interrupt(self, task: asyncio.Task[Any], interrupts: _Interrupts) -> None:
+        """In the loop, which whoever was interrupted drives."""
+        task.cancel()
+        task.add_done_callback(lambda _: self.loop.stop())  # one that had not begun ends without its own
+        if interrupts.count > 1:
+            self.loop.stop()
 
     async def _until_done(self, work: Coroutine[Any, Any, T]) -> T:
         """`work`, at whose end the loop stops in the same turn; run_until_complete takes another one."""
@@ -192,17 +227,10 @@ class ClientLoop:
         finally:
             self.loop.stop()
 
-    def _result(self, task: asyncio.Task[T]) -> T:
-        try:
-            while not task.done():  # a stop of before may still be under way
-                self.loop.run_forever()
-        except BaseException:  # out of some callback: a signal's, say
-            task.cancel()
-            raise
-        return task.result()
-
     def _follow(self) -> None:
         with self._changed:
+            if self._driver is not threading.current_thread():
+                return
             self._driver = None
             self._last = time.monotonic()
             if self._helper_sleeps or self._open or self._inbox or self._closed:
@@ -210,8 +238,8 @@ class ClientLoop:
 
     def _ask_helper(self) -> None:
         if self._driver is self._helper and not self._leaving:
-            self._leaving = True
             self.loop.call_soon_threadsafe(self.loop.stop)
+            self._leaving = True
 
     def _help(self) -> None:
         while self._may_drive():
@@ -241,6 +269,28 @@ class ClientLoop:
                     return True
                 else:
                     self._changed.wait(rest)
+
+
+class _Interrupts:
+    """Ctrl-C during one call: counted, told to whom it concerns, never raised into what runs at that moment."""
+
+    __slots__ = ("_tell", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._tell: Callable[[], object] | None = None
+
+    def note(self, *_: object) -> None:
+        """The handler of the signal."""
+        self.count += 1
+        if self._tell is not None:
+            self._tell()
+
+    def then(self, tell: Callable[[], object]) -> None:
+        """Call `tell` at each interrupt from now on, and now if there was one."""
+        self._tell = tell
+        if self.count:
+            tell()
 
 
 class _Work:
@@ -285,7 +335,7 @@ class _Outbox:
                 _settle(future, task)
 
 
-def _settle(future: asyncio.Future[Any] | concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
+def _settle(future: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
     if task.cancelled():
         future.cancel()
     elif (error := task.exception()) is not None:
