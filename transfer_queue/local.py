@@ -28,6 +28,7 @@ from transfer_queue.net.messages import Request, Response
 from transfer_queue.storage.journal import NullJournal
 from transfer_queue.storage.leftovers import LOCAL_PREFIX, PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
+from transfer_queue.storage.private import private_directory
 from transfer_queue.storage.segments import check_segment_bytes
 from transfer_queue.storage.unit import Unit
 from transfer_queue.storage.unit_files import UnitFiles, replace_file
@@ -103,7 +104,7 @@ class LocalQueue:
         if directory is None:
             journal = NullJournal()
             return ControllerCore(Ledger(), send=self._send, journal=journal, segment_bytes=segment_bytes)
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        private_directory(directory)
         journal_path = Path(directory) / "journal"
         return ControllerCore.recover(
             journal_path, send=self._send, now=self.clock(), run=LOCAL_RUN, segment_bytes=segment_bytes
@@ -175,7 +176,7 @@ def _kept_home(directory: Path, storage_dir: str | Path | None) -> Path:
     parent, _ = choose_storage(storage_dir if known is None else storage_dir or Path(known).parent, 1, None)
     remove_leftovers(parent)
     home = parent / f"{PREFIX}{secrets.token_hex(6)}"
-    home.mkdir(mode=0o700)
+    private_directory(home)
     replace_file(home / "owner", str(directory))
     replace_file(memory, str(home))
     return home

@@ -28,6 +28,7 @@ from transfer_queue.net.ending import ANONYMOUS, why_ended
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
 from transfer_queue.settings import QueueSettings, read_settings
+from transfer_queue.storage.private import private_directory
 from transfer_queue.storage.unit_files import try_lock
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _only_one(directory: str | None) -> Iterator[None]:
     if directory is None:
         yield
         return
-    Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_directory(directory)
     with Path(directory, "init.lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

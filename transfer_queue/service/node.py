@@ -26,6 +26,7 @@ from transfer_queue.net.transport import read_key
 from transfer_queue.service.supervisor import Child, Supervisor
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_spill, choose_storage
+from transfer_queue.storage.private import private_directory
 from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes
 from transfer_queue.storage.spill import spill_arguments
 from transfer_queue.storage.unit_files import lock_file, replace_file
@@ -76,7 +77,7 @@ class UnitService:
             if self._thread is not None:
                 return
             for directory in (self.directory, self._storage):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private_directory(directory)
             replace_file(self._storage / "owner", str(self.directory))
             description = {"units": self.units, "storage": str(self._storage), "budget": self._budget}
             description["spill_budget"] = self._spill_budget

@@ -37,6 +37,7 @@ from transfer_queue.sampler import load_sampler
 from transfer_queue.service.supervisor import Child, Supervisor
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_spill, choose_storage
+from transfer_queue.storage.private import private_directory
 from transfer_queue.storage.segments import check_segment_bytes
 from transfer_queue.storage.spill import spill_arguments
 from transfer_queue.storage.unit_files import lock_file, replace_file
@@ -172,11 +173,11 @@ class QueueService:
 
     def _prepare(self, known: dict[str, str], parent: Path, key: bytes | None) -> None:
         """Make or find again: run.json, key, the sockets' directory and the storage's."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(self.directory)
         remove_leftovers(parent)
         run = known.get("run") or self._run or secrets.token_hex(6)
         self._storage = parent / f"{PREFIX}{run}"
-        self._storage.mkdir(mode=0o700, exist_ok=True, parents=True)
+        private_directory(self._storage)
         replace_file(self._storage / "owner", str(self.directory))
         self._sockets = _sockets_directory(self.directory, known.get("sockets"))
         if not (self.directory / "key").exists() or key is not None:
@@ -186,7 +187,7 @@ class QueueService:
         description["budget"] = str(self._budget)
         if known.get("spill") or self._spill_budget:
             self._spill = Path(known.get("spill") or self._spill_home(run))
-            self._spill.mkdir(mode=0o700, exist_ok=True)
+            private_directory(self._spill)
             description |= {"spill": str(self._spill), "spill_budget": str(self._spill_budget)}
         if self._bind is not None:
             description["network"] = _network(self._bind, known.get("network"))
@@ -199,7 +200,7 @@ class QueueService:
             return self.directory / "spill"
         remove_leftovers(self._spill_parent)
         home = self._spill_parent / f"{PREFIX}{run}"
-        home.mkdir(mode=0o700, exist_ok=True)
+        private_directory(home)
         replace_file(home / "owner", str(self.directory))
         return home
 
@@ -304,7 +305,7 @@ def _sockets_directory(directory: Path, known: str | None) -> Path:
         return Path(known)
     near = directory / "sockets"
     if len(os.fsencode(near)) + len("/u1023") <= MAX_IPC_PATH:
-        near.mkdir(mode=0o700, exist_ok=True)
+        private_directory(near)
         near.chmod(0o700)
         return near
     return Path(tempfile.mkdtemp(prefix="tq-", dir="/tmp"))

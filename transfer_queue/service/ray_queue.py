@@ -29,6 +29,7 @@ from transfer_queue.errors import DeadlineExceeded, Invalid, QueueError
 from transfer_queue.net.transport import read_key
 from transfer_queue.service.node import UnitService, read_node
 from transfer_queue.service.queue_service import QueueService, read_run
+from transfer_queue.storage.private import private_directory
 from transfer_queue.storage.unit_files import replace_file
 
 log = logging.getLogger(__name__)
@@ -264,5 +265,5 @@ def _units_here(directory: Path) -> list[int]:
 def _keep_key(file: Path, key: str) -> None:
     """On a node that does not share the directory, the key is kept at the same path."""
     if not file.exists():
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(file.parent)
         replace_file(file, key)

@@ -15,6 +15,7 @@ import numpy as np
 
 from transfer_queue.failpoints import failpoint
 from transfer_queue.storage.journal import sync_directory
+from transfer_queue.storage.private import private_directory
 from transfer_queue.storage.segments import OpenFile, is_durable, make_file, map_segment, segment_file, segment_of
 
 CHUNK = 8 << 20
@@ -25,9 +26,9 @@ class SpillDirectory:
     """Invariant: `sizes` are the segments that are here in full, by id."""
 
     def __init__(self, directory: str | Path, owner: str) -> None:
-        """`owner`: the nonce of the unit's directory in memory. Raises OSError."""
+        """`owner`: the nonce of the unit's directory in memory. Raises OSError, Invalid."""
         self.directory = Path(directory)
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(self.directory)
         sync_directory(self.directory.parent)
         mark = self.directory / "owner"
         ours = mark.exists() and mark.read_text(errors="replace") == owner

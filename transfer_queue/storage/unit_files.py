@@ -30,6 +30,7 @@ from transfer_queue.failpoints import failpoint
 from transfer_queue.net.messages import Segment
 from transfer_queue.service.lifetime import boot_id, wait_for_exit
 from transfer_queue.storage.journal import sync_directory
+from transfer_queue.storage.private import private_directory
 from transfer_queue.storage.segments import (
     Mapping,
     is_durable,
@@ -67,7 +68,7 @@ class UnitFiles:
         self.directory = Path(directory)
         self.unit = unit
         self.budget = budget
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(self.directory)
         self._lock = lock_file(self.directory / "lock", f"storage unit {unit}", wait=5.0)
         self.nonce = self._read_or_make_nonce()
         self.disk = SpillDirectory(spill, self.nonce) if spill is not None else None
