@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import zmq
 from transfer_queue.errors import DeadlineExceeded, SegmentGone
 from transfer_queue.net import bulk as b
 from transfer_queue.net.bulk_session import Sessions, frame_mac, new_nonce, session_key
+from transfer_queue.net.curve import connect_to
 from transfer_queue.net.nuisance import QUIET, Nuisance
 from transfer_queue.storage.unit_files import UnitFiles
 
@@ -90,12 +92,12 @@ async def test_a_client_with_another_key_gets_nothing_and_says_what_to_look_at(f
 
 
 class Wire:
-    """A peer that speaks the protocol by hand, without or with the key."""
+    """A peer that speaks the protocol by hand: let in by the password (overheard, say), without or with the key."""
 
     def __init__(self, server: b.BulkServer) -> None:
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(server.endpoint)
+        connect_to(self.socket, server.endpoint, b.credentials(KEY))
         self.session = new_nonce()
 
     async def open(self) -> bytes:
@@ -206,3 +208,36 @@ async def test_no_more_than_a_window_is_on_its_way_and_a_cancelled_wait_gives_it
     await asyncio.wait_for(second, 1)
     window.give(1)
     await asyncio.wait_for(window.take(1), 1)
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
+"""Of ZMTP 3.0 (RFC 23); what follows: the mechanism in 20 bytes, as-server, 31 bytes of nothing."""
+
+
+@pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN"])
+async def test_a_message_without_end_from_somebody_without_the_password_is_cut_off_in_the_handshake(plain, mechanism):
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def send_without_end() -> int:
+        """Bytes taken before the connection was closed; 256 MiB if it was not."""
+        host, _, port = plain.endpoint.removeprefix("tcp://").partition(":")
+        with socket.create_connection((host, int(port)), 5) as peer:
+            peer.settimeout(10)
+            peer.sendall(GREETING + mechanism.ljust(20, b"\0") + bytes(32))
+            hello = {
+                b"NULL": b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER",
+                b"PLAIN": b"\x05HELLO\x0etransfer_queue\x05wrong",
+            }[mechanism]
+            peer.sendall(bytes([4, len(hello)]) + hello)
+            part = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # long, and more follow
+            for taken in range(256):
+                try:
+                    peer.sendall(part)
+                except OSError:
+                    return taken << 20
+            return 256 << 20
+
+    before = resident()
+    assert await asyncio.wait_for(asyncio.to_thread(send_without_end), 30) < 64 << 20
+    assert resident() - before < 64 << 20

@@ -1,10 +1,12 @@
-"""Sockets that more than this machine can reach: CURVE with the run's keys, and a gatekeeper that knows them.
+"""Sockets that more than this machine can reach: keys or a password of the run, and a gatekeeper that knows them.
 
     curve://IP:PORT    TCP, encrypted; only who has the run's key file is let in (the controller's socket elsewhere)
-    tcp://IP:PORT      TCP, for bulk bytes alone: each frame carries a MAC (net/bulk.py), nothing is secret
+    tcp://IP:PORT      TCP, for bulk bytes alone: a password (PLAIN) to be let in, a MAC on each frame (net/bulk.py);
+                       nothing is secret, the password neither
 
-The gatekeeper answers libzmq's question (ZAP, RFC 27) whether a client's public key is one of the run's. It is there
-before the socket is bound: a CURVE server without one would let any key in.
+Whoever is not let in sends no message: libzmq holds the parts of one until the last has come, and bounds each part, not
+their number. The gatekeeper answers its question (ZAP, RFC 27) whether a client's key or password is the run's. It is
+there before the socket is bound: a server without one would let anybody in.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ SEALED = 1024
 USUAL = ((zmq.HEARTBEAT_IVL, 2000), (zmq.HEARTBEAT_TIMEOUT, 6000), (zmq.HANDSHAKE_IVL, HANDSHAKE_MS))
 """Both sides of a connection ask for a sign of life: a machine that is gone sends no end of connection."""
 
+_USER = b"transfer_queue"
+
 _ZAP = "inproc://zeromq.zap.01"
 
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -52,7 +56,7 @@ class NetworkListener:
         scheme, place = check_network_endpoint(endpoint)
         self._context = zmq.Context()
         self._strangers = Nuisance(log, f"{endpoint}: a connection that is not of this run was turned away")
-        self._gatekeeper = Gatekeeper(self._context, keys.client_public) if scheme == "curve" else None
+        self._gatekeeper = Gatekeeper(self._context, keys)
         socket = self._context.socket(zmq.ROUTER)
         for option, value in (*options, (zmq.ROUTER_MANDATORY, 1)):
             socket.setsockopt(option, value)
@@ -60,7 +64,9 @@ class NetworkListener:
         if scheme == "curve":
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.server_secret)
-            socket.setsockopt(zmq.ZAP_DOMAIN, b"transfer_queue")
+        else:
+            socket.setsockopt(zmq.PLAIN_SERVER, 1)
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"transfer_queue")
         self._monitor = EventSocket(socket.get_monitor_socket(_FAILURES), self._on_failure)
         try:
             socket.bind(f"tcp://{place}")
@@ -87,8 +93,7 @@ class NetworkListener:
         self._monitor.close()
         if not socket.closed:
             socket.disable_monitor()
-        if self._gatekeeper is not None:
-            self._gatekeeper.close()
+        self._gatekeeper.close()
         socket.close(linger=0)
         self._context.term()
 
@@ -99,8 +104,8 @@ class NetworkListener:
 class Gatekeeper:
     """Answers the ZAP questions of one context. Invariant: whatever is not exactly as expected is refused."""
 
-    def __init__(self, context: zmq.Context, client_public: bytes) -> None:
-        self._allowed = z85.decode(client_public)
+    def __init__(self, context: zmq.Context, keys: Credentials) -> None:
+        self._allowed = {b"CURVE": [z85.decode(keys.client_public)], b"PLAIN": [_USER, keys.password]}
         socket = context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(_ZAP)
@@ -111,10 +116,8 @@ class Gatekeeper:
 
     def _on_question(self, frames: list[bytes]) -> None:
         asker, _, version, request, _, _, _, mechanism, *given = frames
-        welcome = (
-            version == b"1.0" and mechanism == b"CURVE" and len(given) == 1
-            and hmac.compare_digest(given[0], self._allowed)
-        )  # fmt: skip
+        allowed = self._allowed.get(mechanism, [])
+        welcome = version == b"1.0" and 0 < len(allowed) == len(given) and all(map(hmac.compare_digest, given, allowed))
         verdict = (b"200", b"OK") if welcome else (b"400", b"not a key of this run")
         self._socket.send([asker, b"", b"1.0", request, *verdict, b"", b""])
 
@@ -134,6 +137,9 @@ def connect_to(socket: zmq.Socket, endpoint: str, keys: Credentials) -> None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server_public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.client_public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.client_secret)
+    else:
+        socket.setsockopt(zmq.PLAIN_USERNAME, _USER)
+        socket.setsockopt(zmq.PLAIN_PASSWORD, keys.password)
     socket.connect(f"tcp://{place}")
 
 
