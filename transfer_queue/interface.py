@@ -23,7 +23,7 @@ from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.clients.parsers import parse
 from transfer_queue.clients.parsers import register_data_parser as register_data_parser
 from transfer_queue.clients.tags import plain_tags
-from transfer_queue.clients.tensordicts import batch_size, columns_of, columns_of_one, tensordict_of
+from transfer_queue.clients.tensordicts import batch_size, columns_of, columns_of_one, tensordict_of, tensors_of
 from transfer_queue.errors import NotFound
 from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import KVBatchMeta
@@ -130,7 +130,7 @@ async def _kv_batch_get(
             return located
         return msgspec.structs.replace(located, places=[place for place in located.places if place.field in wanted])
 
-    located, columns = await client.read_again(locate, copy=copy)
+    located, columns = await client.read_again(locate, copy=copy, mixed=tensors_of)
     return tensordict_of(columns, len(located.keys) if columns else 0)
 
 

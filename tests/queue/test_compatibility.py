@@ -192,6 +192,32 @@ def test_none_and_mixed_values_survive_as_objects(kv, p):
     assert kv.get(["a", "b"], p)["x"] == values
 
 
+MIXED = {
+    "other dtypes": [torch.ones(3), torch.arange(4)],
+    "bfloat16 and float32": [torch.ones(3), torch.ones(2, dtype=torch.bfloat16)],
+    "other dimensions": [torch.ones(3), torch.ones(2, 2)],
+    "numbers of other dtypes": [torch.tensor(1.0), torch.tensor(2)],
+    "a number and a vector": [torch.tensor(1.0), torch.ones(2)],
+    "no element and some": [torch.ones(0), torch.arange(2)],
+}
+
+
+@pytest.mark.parametrize("values", MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_tensors_of_several_dtypes_or_dimensions_come_back_as_a_stack_of_tensors(kv, p, values, at_once):
+    if at_once:
+        kv.batch_put(["a", "b"], p, {"x": values})
+    else:
+        for key, value in zip("ab", values, strict=True):
+            kv.put(key, p, {"x": value})
+    got = kv.get(["b", "a"], p).get("x")
+    assert type(got).__name__ == "NonTensorStack"
+    for one, value in zip(got.tolist(), reversed(values), strict=True):
+        assert isinstance(one, torch.Tensor)
+        assert one.dtype == value.dtype
+        assert torch.equal(one, value)
+
+
 def test_one_value_for_all_rows_becomes_one_per_row(kv, p):
     kv.batch_put(["a", "b"], p, TensorDict({"x": NonTensorData("same", batch_size=[2])}, batch_size=[2]))
     assert list(kv.get(["b"], p)["x"]) == ["same"]

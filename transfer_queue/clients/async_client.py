@@ -64,6 +64,7 @@ from transfer_queue.net.transport import GRACE, SocketTransport, Transport, read
 from transfer_queue.storage.arena import Extent, WriteArena, fill
 from transfer_queue.storage.columns import Column
 from transfer_queue.storage.convert import as_columns
+from transfer_queue.storage.gather import RowsOf, arrays_of
 from transfer_queue.storage.segments import unit_of
 
 log = logging.getLogger(__name__)
@@ -199,23 +200,23 @@ class QueueClient(RowVerbs):
         return (await self.read_again(locate, copy=copy))[1]
 
     async def read_again(
-        self, locate: Callable[[], Awaitable[Located]], *, copy: bool = True
+        self, locate: Callable[[], Awaitable[Located]], *, copy: bool = True, mixed: RowsOf = arrays_of
     ) -> tuple[Located, dict[str, Column]]:
         """Locate rows and read them; again if they moved in between. Raises SegmentGone if they do not stand still."""
         error = SegmentGone("nothing was read")
         for attempt in range(ATTEMPTS):
             located = await locate()
             try:
-                return located, await self.read(located, copy=copy)
+                return located, await self.read(located, copy=copy, mixed=mixed)
             except SegmentGone as gone:
                 error = gone
                 await asyncio.sleep(min(0.5, 0.05 * attempt))
         raise error
 
-    async def read(self, located: Located, *, copy: bool = True) -> dict[str, Column]:
+    async def read(self, located: Located, *, copy: bool = True, mixed: RowsOf = arrays_of) -> dict[str, Column]:
         """The rows of a Lookup's answer. Raises SegmentGone if they were moved or freed since: look them up again."""
         self._access.learn(located.units)
-        columns, copied = await read_columns(self._access, located, copy=copy)
+        columns, copied = await read_columns(self._access, located, copy=copy, mixed=mixed)
         self.bytes_read += copied
         return columns
 

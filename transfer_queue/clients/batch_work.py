@@ -10,7 +10,7 @@ import numpy as np
 
 from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.clients.tags import plain_tags
-from transfer_queue.clients.tensordicts import columns_of, tensordict_of
+from transfer_queue.clients.tensordicts import columns_of, tensordict_of, tensors_of
 from transfer_queue.errors import Invalid, NotFound
 from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import BatchMeta
@@ -68,7 +68,7 @@ async def _read_part(client: QueueClient, part: BatchMeta) -> dict[str, Column]:
                 )
         return rows.located
 
-    return (await client.read_again(locate))[1]
+    return (await client.read_again(locate, mixed=tensors_of))[1]
 
 
 async def put(

@@ -9,12 +9,14 @@ import numpy as np
 from transfer_queue.clients.access import UnitAccess
 from transfer_queue.net.messages import Block, Located
 from transfer_queue.storage.columns import Column, read_block
-from transfer_queue.storage.gather import gather, join_single, places, run_of
+from transfer_queue.storage.gather import RowsOf, arrays_of, gather, join_single, places, run_of
 from transfer_queue.storage.memory import Empty
 
 
-async def read_columns(access: UnitAccess, located: Located, *, copy: bool) -> tuple[dict[str, Column], int]:
-    """The fields of a Lookup's answer, copied, and how many bytes were copied.
+async def read_columns(
+    access: UnitAccess, located: Located, *, copy: bool, mixed: RowsOf = arrays_of
+) -> tuple[dict[str, Column], int]:
+    """The fields of a Lookup's answer, copied, and how many bytes were copied. `mixed`: see gather.
 
     With `copy` false, fields whose rows lie one after another in one block are views, see UnitAccess.view. Raises
     SegmentGone, Corrupt.
@@ -36,7 +38,7 @@ async def read_columns(access: UnitAccess, located: Located, *, copy: bool) -> t
                 number, start, end = runs[field]
                 result[field] = read_block(located.blocks[number], data[number]).view(start, end)
             else:
-                result[field] = _copied(field, located.blocks, data, block, row, access.results.empty)
+                result[field] = _copied(field, located.blocks, data, block, row, access.results.empty, mixed)
     except Exception:  # Corrupt, or whatever numpy says about lengths that are none
         access.check(blocks)  # raises SegmentGone if these are the bytes of another put by now
         raise
@@ -46,7 +48,7 @@ async def read_columns(access: UnitAccess, located: Located, *, copy: bool) -> t
 
 def _copied(
     field: str, blocks: Sequence[Block], data: Mapping[int, memoryview], block: np.ndarray, row: np.ndarray,
-    empty: Empty,
+    empty: Empty, mixed: RowsOf,
 ) -> Column:  # fmt: skip
     numbers = block.tolist()
     if len(numbers) > 1 and blocks[numbers[0]].rows == 1:
@@ -54,4 +56,4 @@ def _copied(
         if joined is not None:
             return joined
     columns = {number: read_block(blocks[number], data[number]) for number in set(numbers)}
-    return gather(field, block, row, columns, empty=empty)
+    return gather(field, block, row, columns, empty=empty, mixed=mixed)

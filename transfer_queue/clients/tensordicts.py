@@ -56,6 +56,14 @@ def tensordict_of(columns: Mapping[str, Column], rows: int) -> TensorDict:
     return TensorDict({name: _value(column) for name, column in columns.items()}, batch_size=[rows])  # pyright: ignore
 
 
+def tensors_of(column: Column) -> list[Any]:
+    """The rows of a column of numbers as tensors: what the rows of a field are that have several dtypes or shapes."""
+    import torch
+
+    tensors = [torch.from_numpy(np.array(row)) for row in column.rows_list()]
+    return [tensor.view(torch.bfloat16) for tensor in tensors] if column.dtype == BFLOAT16 else tensors
+
+
 def _one(name: str, value: Any) -> Column:
     if is_tensor(value):
         if value.is_nested:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Block, Located
 from transfer_queue.storage.columns import (
+    BFLOAT16,
     LONG_ROW_BYTES,
     Column,
     aligned,
@@ -47,18 +49,30 @@ def run_of(block: np.ndarray, row: np.ndarray) -> tuple[int, int, int] | None:
     return int(block[0]), int(row[0]), int(row[-1]) + 1
 
 
+RowsOf = Callable[[Column], list[Any]]
+"""The rows of a column of numbers as objects, where columns of one field differ."""
+
+
+def arrays_of(column: Column) -> list[Any]:
+    """The rows as numpy arrays. Raises Invalid for bfloat16, which numpy does not have."""
+    if column.dtype == BFLOAT16:
+        raise Invalid(f"{column.describe()} beside others of another dtype or shape: numpy has no bfloat16")
+    return column.rows_list()
+
+
 def gather(
-    field: str, block: np.ndarray, row: np.ndarray, columns: Mapping[int, Column], *, empty: Empty = np.empty
-) -> Column:
+    field: str, block: np.ndarray, row: np.ndarray, columns: Mapping[int, Column], *, empty: Empty = np.empty,
+    mixed: RowsOf = arrays_of,
+) -> Column:  # fmt: skip
     """A copy of row `row[i]` of column `columns[block[i]]` for each i, in memory from `empty`.
 
     Columns of one field that were put in different forms are brought together: fixed rows become ragged where that
-    says the same, and what still differs becomes an object column of arrays.
+    says the same, and what still differs becomes an object column, of what `mixed` makes of a column's rows.
     """
     if len(block) == 1:
         return columns[int(block[0])].take(row, empty=empty)
     used, inverse = np.unique(block, return_inverse=True)
-    parts = _alike(field, [columns[b] for b in used.tolist()])
+    parts = _alike(field, [columns[b] for b in used.tolist()], mixed)
     return parts[0].take(row, empty=empty) if len(parts) == 1 else _from_parts(parts, inverse, row, empty)
 
 
@@ -115,18 +129,18 @@ def join_single(blocks: Sequence[Block], data: Sequence[memoryview], empty: Empt
     return Column(first.kind, first.dtype, first.shape, values, offsets, len(blocks))
 
 
-def _alike(field: str, parts: list[Column]) -> list[Column]:
+def _alike(field: str, parts: list[Column], mixed: RowsOf) -> list[Column]:
     """The same columns, of one kind, dtype and shape."""
     if len({(c.kind, c.dtype, c.shape) for c in parts}) == 1:
         return parts
     raggeds = [_as_ragged(c) for c in parts]
     if len({(c.kind, c.dtype, c.shape) for c in raggeds}) == 1:
         return raggeds
-    if any(c.dtype == "bfloat16" for c in parts):
-        raise Invalid(
-            f"field {field!r} was put as {' and '.join(sorted({c.describe() for c in parts}))}; read them apart"
-        )
-    return [c if c.kind == "object" else Column.objects(c.rows_list(), field=field) for c in parts]
+    try:
+        return [c if c.kind == "object" else Column.objects(mixed(c), field=field) for c in parts]
+    except Invalid as error:
+        forms = " and ".join(sorted({c.describe() for c in parts}))
+        raise Invalid(f"field {field!r} was put as {forms}; read them apart, or by kv_batch_get: {error}") from None
 
 
 def _as_ragged(column: Column) -> Column:

@@ -179,7 +179,7 @@ def _pack_tensor(tensor: Any, path: str) -> Any:
     if tensor.layout is not torch.strided or tensor.is_nested or name not in _TORCH_DTYPES:
         raise _Unsupported(f"a {name} tensor with layout {tensor.layout} at value{path} cannot be stored")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    head = _ArrayHead(name, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes())
+    head = _ArrayHead(name, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     return msgspec.msgpack.Ext(_TENSOR, _encoder.encode(head))
 
 
