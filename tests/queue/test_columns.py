@@ -188,3 +188,12 @@ def test_rows_gathered_from_many_blocks_are_the_rows_asked(kind, longest, seed):
     expected = [columns[b][r] for b, r in asked]
     assert all(np.array_equal(a, b) for a, b in zip(got.rows_list(), expected, strict=True))
     assert got.rows == 30
+
+
+def test_arrays_of_which_a_column_would_lose_a_part_are_refused_by_field():
+    with pytest.raises(TypeError, match="'x' is a masked array"):
+        as_column("x", np.ma.array([1, 2], mask=[False, True]))
+    with pytest.raises(TypeError, match=r"'x' has numpy dtype .*'a'.*one field for each"):
+        as_column("x", np.zeros(2, [("a", "<i4")]))
+    with pytest.raises(Invalid, match="'x'.*got a scalar"):
+        as_column("x", np.array({"a": 1}, dtype=object))

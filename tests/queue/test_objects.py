@@ -46,6 +46,35 @@ def test_an_array_comes_back_with_its_dtype_and_shape_and_can_be_written(array):
     assert back.flags.writeable
 
 
+SCALARS = [
+    np.bytes_(b"a\0"), np.bytes_(b"\0\0"), np.bytes_(b""), np.str_("a\0"), np.str_("\0grüße\0"), np.str_(""),
+    np.datetime64("2026-01-01"), np.datetime64(25, "25s"), np.timedelta64(3), np.timedelta64(-3, "us"),
+    np.longdouble(1) / 3, np.clongdouble(1j) / 3, np.float16(0.1), np.complex64(1j), np.uint64(2**64 - 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scalar", SCALARS, ids=lambda scalar: f"{type(scalar).__name__}-{scalar!r}")
+def test_a_numpy_scalar_comes_back_whole_with_its_type(scalar):
+    back = decode_object(encode_object([scalar]))[0]
+    assert type(back) is type(scalar)
+    assert back.dtype == scalar.dtype
+    assert back == scalar
+    if isinstance(scalar, (bytes, str)):
+        assert len(back) == len(scalar)
+
+
+STRANGE = [
+    np.zeros(2, "V4"), np.zeros(2, [("a", "<i4")]), np.zeros(2, [("a", "<i4")])[0], np.void(b"ab\0"),
+    np.array([None, {}]), np.ma.array([1, 2], mask=[False, True]), np.rec.array([(1,)], dtype=[("a", "<i4")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=lambda strange: f"{type(strange).__name__}-{strange.dtype}")
+def test_numpy_values_that_cannot_come_back_are_refused(strange):
+    with pytest.raises(TypeError, match="field 'f' row 1: numpy"):
+        encode_objects([1, strange], field="f")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "complex64"])
 def test_a_torch_tensor_comes_back_with_its_dtype_and_shape(dtype):
     torch = pytest.importorskip("torch")

@@ -55,7 +55,13 @@ def is_tensor(value: Any) -> bool:
 
 
 def _from_array(field: str, array: np.ndarray) -> Column:
-    if array.dtype.kind in "OUSV":
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"field {field!r} is a masked array, whose mask would be lost: put `.filled()` and the mask")
+    if array.dtype.kind == "V":
+        raise TypeError(f"field {field!r} has numpy dtype {array.dtype}; put one field for each of its members")
+    if array.dtype.kind in "OUS":
+        if array.ndim == 0:
+            raise Invalid("an array needs a first dimension of rows, got a scalar")
         return Column.objects(array.tolist(), field=field)
     return Column.dense(array)
 

@@ -150,6 +150,8 @@ def _pack(value: Any, path: str) -> Any:
         return msgspec.msgpack.Ext(_TUPLE, _encoder.encode(items))
     if kind is np.ndarray:
         return _pack_array(_ARRAY, value, path)
+    if kind is np.bytes_ or kind is np.str_:
+        return _pack_text(value)
     if isinstance(value, np.generic) and kind.__module__ == "numpy":
         return _pack_array(_SCALAR, np.asarray(value), path)
     if kind.__module__ == "torch" and kind.__name__ == "Tensor":
@@ -168,9 +170,20 @@ def _key(key: Any, path: str) -> Any:
 
 def _pack_array(code: int, array: np.ndarray, path: str) -> Any:
     if array.dtype.kind not in _ARRAY_KINDS:
-        raise _Unsupported(f"numpy dtype {array.dtype} at value{path} cannot be stored")
+        raise _Unsupported(
+            f"numpy dtype {array.dtype} at value{path} cannot be stored; use numbers, dates, text, or a dict of arrays"
+        )
     head = _ArrayHead(array.dtype.str, array.shape, array.tobytes())
     return msgspec.msgpack.Ext(code, _encoder.encode(head))
+
+
+def _pack_text(value: np.bytes_ | np.str_) -> Any:
+    """Not as an array of one, of which numpy would cut NULs at the end."""
+    if isinstance(value, np.str_):
+        head = _ArrayHead(f"<U{len(value)}", (), value.encode("utf-32-le", "surrogatepass"))
+    else:
+        head = _ArrayHead(f"|S{len(value)}", (), bytes(value))
+    return msgspec.msgpack.Ext(_SCALAR, _encoder.encode(head))
 
 
 def _pack_tensor(tensor: Any, path: str) -> Any:
@@ -188,9 +201,11 @@ def _unpack(code: int, data: memoryview) -> Any:
         return tuple(_decoder.decode(data))
     if code == _BIG_INT:
         return int(bytes(data).decode("ascii"))
-    if code in (_ARRAY, _SCALAR):
-        array = _unpack_array(_head_decoder.decode(data))
-        return array if code == _ARRAY else array[()]
+    if code == _ARRAY:
+        return _unpack_array(_head_decoder.decode(data))
+    if code == _SCALAR:
+        head = _head_decoder.decode(data)
+        return _unpack_text(head) if head.dtype[1:2] in ("S", "U") else _unpack_array(head)[()]
     if code == _TENSOR:
         return _unpack_tensor(_head_decoder.decode(data))
     raise ValueError(f"unknown extension type {code}")
@@ -201,6 +216,13 @@ def _unpack_array(head: _ArrayHead) -> np.ndarray:
         raise ValueError(f"array dtype {head.dtype!r} is not allowed")
     dtype = np.dtype(head.dtype)
     return np.frombuffer(bytearray(head.data), dtype=dtype).reshape(head.shape)
+
+
+def _unpack_text(head: _ArrayHead) -> np.bytes_ | np.str_:
+    kind, unit = (np.bytes_, 1) if head.dtype.startswith("|S") else (np.str_, 4)
+    if head.dtype != f"{'|S' if unit == 1 else '<U'}{len(head.data) // unit}" or len(head.data) % unit or head.shape:
+        raise ValueError(f"{head.dtype!r} of shape {head.shape} in {len(head.data)} bytes is no numpy text")
+    return kind(head.data) if unit == 1 else kind(head.data.decode("utf-32-le", "surrogatepass"))
 
 
 def _unpack_tensor(head: _ArrayHead) -> Any:
