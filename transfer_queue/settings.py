@@ -56,6 +56,7 @@ _TREE = {
     "controller.polling_mode": "polling",
     "metrics.enabled": "metrics",
     "metrics.port": "metrics_port",
+    "backend.SimpleStorage.num_data_storage_units": "units",
 }
 """Keys of TransferQueue's tree by what they set here."""
 
@@ -70,22 +71,35 @@ _OPTIONAL = ("address", "directory", "storage_dir", "unit_budget_bytes", "spill_
 _MAY_BE_ZERO = ("metrics_port", "spill_budget_bytes")
 
 
-def read_settings(conf: Mapping[str, Any] | None) -> QueueSettings:
+def read_settings(conf: Mapping[str, Any] | None, *, quiet: bool = False) -> QueueSettings:
     """The settings that `conf` (a dict or DictConfig, or None) gives. Raises Invalid for a value that cannot be meant,
-    or a key that is nearly one of ours; other unknown keys are tolerated with one warning."""
+    or a key that is nearly one of ours; other unknown keys are tolerated with one warning, unless `quiet`."""
     settings = QueueSettings()
-    for key, value in _leaves(_plain(conf)):
+    for key, value in sorted(_leaves(_plain(conf)), key=lambda leaf: leaf[0] not in _TREE):  # ours count more
         name = _TREE.get(key, key)
         if name in _KINDS or name == "sampler":
             _set(settings, name, key, value)
         elif key == "backend.storage_backend":
-            _check_backend(value)
+            _check_backend(value, quiet)
+        elif key in _BRANCHES and value is not None:
+            raise Invalid(f"init: {key}={value!r}; expected a dict")
         elif key != "metrics.endpoint":  # init says it, and what it returned may be given to it again
             settings.other.append(key)
     _refuse_slips(settings.other)
-    if settings.other:
+    if settings.other and not quiet:
         log.warning("init: these keys have no effect here: %s", ", ".join(settings.other))
     return settings
+
+
+def differing(given: QueueSettings, have: QueueSettings) -> list[str]:
+    """What `given` says otherwise than by default, and not as the queue that is there has it."""
+    names = [f.name for f in fields(QueueSettings) if f.name not in ("other", "address")]
+    default = QueueSettings()
+    return [
+        f"{name}={getattr(given, name)!r} (it has {getattr(have, name)!r})"
+        for name in names
+        if getattr(given, name) not in (getattr(default, name), getattr(have, name))
+    ]
 
 
 def _plain(conf: Any) -> dict[str, Any]:
@@ -99,6 +113,9 @@ def _plain(conf: Any) -> dict[str, Any]:
         raise Invalid(f"init takes a dict or a DictConfig, got {type(conf).__qualname__}")
     return {str(key): value for key, value in conf.items()}
 
+
+_BRANCHES = ("controller", "backend", "metrics", "backend.SimpleStorage")
+"""Keys whose value is a dict."""
 
 _WHOLE = ("address", "controller.sampler", "sampler")
 """Keys whose value may itself be a dict."""
@@ -133,14 +150,20 @@ def _set(settings: QueueSettings, name: str, key: str, value: Any) -> None:
     if name == "metrics_port" and value > 65535:
         raise Invalid(f"init: {key}={value}; ports go up to 65535")
     if isinstance(value, dict):
+        lacks = [part for part in ("run", "key_file", "socket") if not value.get(part)]
+        if lacks:
+            raise Invalid(
+                f"init: {key} lacks {', '.join(lacks)}; give the whole address that `init` or `QueueService.start` "
+                "returned, or `directory`"
+            )
         value = {str(part): str(text) for part, text in value.items()}
     setattr(settings, name, value)
 
 
-def _check_backend(value: Any) -> None:
+def _check_backend(value: Any, quiet: bool) -> None:
     if value not in BACKENDS:
         raise Invalid(f"init: backend.storage_backend={value!r}; expected one of {', '.join(BACKENDS)}")
-    if value != "SimpleStorage":
+    if value != "SimpleStorage" and not quiet:
         log.warning("init: backend.storage_backend=%s is served by mapped segments, as every backend is here", value)
 
 
@@ -148,6 +171,10 @@ def _refuse_slips(keys: list[str]) -> None:
     """A slip of the pen in a key that matters must not be a key without effect."""
     ours = [*(f.name for f in fields(QueueSettings) if f.name not in ("other", "metrics", "polling")), *_TREE]
     for key in keys:
-        near = difflib.get_close_matches(key, ours, 1, cutoff=0.8)
+        near = [
+            name
+            for name in difflib.get_close_matches(key, ours, 1, cutoff=0.8)
+            if difflib.get_close_matches(key.rpartition(".")[2], [name.rpartition(".")[2]], 1, cutoff=0.8)
+        ]  # long branches are alike whatever stands at their ends
         if near:
             raise Invalid(f"init: unknown key {key!r}; did you mean {near[0]!r}?")

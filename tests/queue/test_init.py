@@ -49,12 +49,18 @@ def test_the_first_init_starts_a_queue_and_returns_the_whole_configuration(conf)
     assert tq.get_metrics_endpoint() is None
 
 
-def test_a_second_init_attaches_and_returns_what_it_was_given(conf):
+def test_a_second_init_attaches_and_returns_what_it_was_given(conf, caplog):
     tq.init(conf)
     tq.kv_put("a", "p", tag={"i": 1})
     other = {"units": 7}
-    assert tq.init(other) is other
+    for _ in range(2):
+        assert tq.init(other) is other
     assert tq.init() is None
+    assert tq.init(conf) is conf
+    (warning,) = [record.message for record in caplog.records if "no effect" in record.message]
+    assert warning.endswith("no effect: units=7 (it has 1)")
+    with pytest.raises(Invalid, match="takes a dict"):
+        tq.init("foo")  # pyright: ignore[reportArgumentType]
     assert tq.kv_list("p") == {"p": {"a": {"i": 1}}}
 
 
@@ -196,9 +202,10 @@ VERL = {
 def test_transfer_queues_tree_is_understood_and_the_rest_named_in_one_warning(make, caplog):
     settings = read_settings(make(VERL))
     assert (settings.sampler, settings.polling, settings.metrics) == ({"name": "RankAwareSampler"}, True, False)
+    assert settings.units == 8
     assert [record.message for record in caplog.records] == [
         "init: these keys have no effect here: enable, controller.zmq_info, backend.SimpleStorage.total_storage_size, "
-        "backend.SimpleStorage.num_data_storage_units, backend.SimpleStorage.ssd_offload.enabled"
+        "backend.SimpleStorage.ssd_offload.enabled"
     ]
 
 
@@ -223,12 +230,30 @@ def test_nothing_is_a_configuration_too(caplog):
         ({"backend": {"storage_backend": "Redis"}}, "'Redis'; expected one of SimpleStorage"),
         ({"metrics": {"port": 70000}}, "ports go up to 65535"),
         ({"address": "here"}, "address='here'; expected dict"),
+        ({"address": {"run": "x"}}, "address lacks key_file, socket; give the whole address"),
+        ({"controller": 5}, "controller=5; expected a dict"),
+        ({"backend": {"SimpleStorage": {"num_data_storage_units": "4"}}}, "num_data_storage_units='4'; expected int"),
+        ("foo", "takes a dict or a DictConfig"),
         (["units"], "takes a dict or a DictConfig"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_an_error_that_names_it(wrong, match):
     with pytest.raises(Invalid, match=match):
         read_settings(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"unit_budget_bytes": 1 << 20}, "unit_budget_bytes=1048576 is less than one segment, segment_bytes=8388608"),
+        ({"sampler": {"name": "__main__:Mine"}}, "'__main__:Mine' is of the program's main module"),
+    ],
+)
+def test_what_could_not_work_starts_no_process(conf, wrong, match):
+    with pytest.raises(Invalid, match=match):
+        tq.init(conf | wrong)
+    assert not (Path(conf["directory"]) / "controller.log").exists()
+    assert list(Path(conf["storage_dir"]).glob("tq-*/unit-*")) == []
 
 
 def test_a_sampler_that_is_none_keeps_the_queue_from_starting(conf):

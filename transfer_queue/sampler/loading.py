@@ -63,6 +63,11 @@ def load_sampler(spec: Mapping[str, Any]) -> BaseSampler:
 
 def _imported(name: str) -> type[BaseSampler]:
     module, _, qualname = name.partition(":")
+    if module == "__main__":
+        raise Invalid(
+            f"sampler {name!r} is of the program's main module, which the controller cannot import: move it "
+            "to a module of its own"
+        )
     if not qualname:
         raise Invalid(f"no sampler {name!r}; there are {sorted(_OURS)}, or give your own as 'module:Class'")
     try:

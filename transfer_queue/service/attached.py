@@ -27,7 +27,7 @@ from transfer_queue.errors import Disconnected, Invalid, QueueClosed
 from transfer_queue.net.ending import ANONYMOUS, why_ended
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
-from transfer_queue.settings import QueueSettings, read_settings
+from transfer_queue.settings import QueueSettings, differing, read_settings
 from transfer_queue.storage.private import private_directory
 from transfer_queue.storage.unit_files import try_lock
 
@@ -58,6 +58,8 @@ class _Process:
         self.ray: RayAddress | None = None
         self.metrics: MetricsServer | None = None
         self.address: dict[str, str] = {}
+        self.settings: QueueSettings | None = None  # of the first `init`
+        self.told: set[str] = set()  # settings of later ones that were warned of
 
 
 _process = _Process()
@@ -69,13 +71,14 @@ def init(conf: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
     `conf` (dict or DictConfig) may hold `directory`, `storage_dir`, `units`, `unit_budget_bytes`, `spill_dir`,
     `spill_budget_bytes`, `segment_bytes`, `fsync`, `address`, and TransferQueue's own tree (`controller.sampler`,
     `controller.polling_mode`, `metrics.enabled`, ...). Returns a DictConfig that also holds `address` if the queue was
-    started. A second call does nothing. Raises Invalid for a bad value, Disconnected if the queue that is named does
-    not answer.
+    started. A second call changes nothing, and warns once of settings that differ. Raises Invalid for a bad value,
+    Disconnected if the queue that is named does not answer.
     """
     with _process.lock:
         if _process.client is not None:
+            _warn_of_other(read_settings(conf, quiet=True))
             return conf
-        settings = read_settings(conf)
+        settings = _process.settings = read_settings(conf)
         address = _find(settings)
         if address is not None:
             _attach(address)
@@ -146,6 +149,14 @@ def get_metrics_endpoint() -> str | None:
 
 
 # --- finding -----------------------------------------------------------------------------------------------------
+
+
+def _warn_of_other(settings: QueueSettings) -> None:
+    """A later `init` changes nothing of the queue that is there."""
+    other = [text for text in differing(settings, _process.settings or QueueSettings()) if text not in _process.told]
+    if other:
+        _process.told.update(other)
+        log.warning("init: this process has a queue already, so these settings have no effect: %s", ", ".join(other))
 
 
 def _find(settings: QueueSettings, but: dict[str, str] | None = None) -> dict[str, str] | None:

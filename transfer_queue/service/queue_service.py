@@ -123,6 +123,11 @@ class QueueService:
         with self._guard:
             if self._thread is not None:
                 return self.address
+            if self._budget < self._segment_bytes:
+                raise Invalid(
+                    f"unit_budget_bytes={self._budget} is less than one segment, segment_bytes={self._segment_bytes}: "
+                    "nothing could be stored; give more, or smaller segments"
+                )
             needed = [path for path in (self._storage, self._sockets, self._spill) if path is not None]
             if not all(path.is_dir() for path in needed):  # after a clean stop
                 self._prepare(read_run(self.directory), self._storage.parent, None)
