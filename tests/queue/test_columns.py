@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Block
 from transfer_queue.storage.arena import Extent, fill
 from transfer_queue.storage.columns import DTYPES, Column, read_block
-from transfer_queue.storage.convert import as_column, as_columns
+from transfer_queue.storage.convert import as_column, as_columns, packed
 from transfer_queue.storage.gather import gather, join_single
 
 RAGGED = [np.array([1, 2, 3]), np.array([], dtype=np.int64), np.array([4])]
@@ -197,3 +199,14 @@ def test_arrays_of_which_a_column_would_lose_a_part_are_refused_by_field():
         as_column("x", np.zeros(2, [("a", "<i4")]))
     with pytest.raises(Invalid, match="'x'.*got a scalar"):
         as_column("x", np.array({"a": 1}, dtype=object))
+
+
+@pytest.mark.parametrize("value", [[0] * 500_000, [(0,)] * 200_000], ids=["plain", "tuples"])
+async def test_many_objects_are_packed_while_the_event_loop_goes_on(value):
+    turns, packing = 0, asyncio.ensure_future(packed({"o": [value]}, 1))
+    while not packing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert packing.result()["o"][0] == value
+    assert turns > 3
+    assert (await packed({"o": [1, 2]}, 2))["o"].rows_list() == [1, 2]

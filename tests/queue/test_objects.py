@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.errors import Corrupt
+from transfer_queue.storage import objects
 from transfer_queue.storage.objects import decode_object, decode_objects, encode_object, encode_objects
 
 
@@ -171,7 +173,7 @@ def test_text_that_is_no_unicode_names_its_row(value):
 def test_a_value_that_contains_itself_is_an_error_however_often():
     cycle: list = []
     cycle.extend([cycle] * 100)
-    with pytest.raises(TypeError, match="row 1: nested too deeply"):
+    with pytest.raises(TypeError, match="row 1: .*contains itself"):
         encode_objects(["a", cycle])
 
 
@@ -181,3 +183,24 @@ def test_bytes_that_no_object_has_are_corrupt_in_a_column_too(size):
     data = np.frombuffer(good + b"\xc1" + good, np.uint8)
     with pytest.raises(Corrupt):
         decode_objects(data, np.array([0, len(good), len(good) + 1, 2 * len(good) + 1]))
+
+
+@pytest.mark.parametrize("end", [1, (1,)], ids=["plain", "with a tuple"])
+def test_a_value_whose_parts_are_shared_beyond_measure_is_refused_at_once(end):
+    value: list = [end]
+    for _ in range(30):
+        value = [value, value]
+    begun = time.monotonic()
+    with pytest.raises(TypeError, match=r"field 'f' row 1: more than \d+ parts"):
+        encode_objects(["a", value], field="f")
+    assert time.monotonic() - begun < 30
+
+
+def test_many_values_may_have_more_parts_together_than_one_may(monkeypatch):
+    monkeypatch.setattr(objects, "MAX_PARTS", 100)
+    values = [{"row": row, "ids": list(range(row))} for row in range(60)]
+    assert encode_objects(values, parts=100) == [encode_object(value) for value in values]
+    with pytest.raises(TypeError, match="row 60: more than"):
+        encode_objects([*values, list(range(101))], parts=100)
+    with pytest.raises(objects.Large):
+        encode_objects(values, parts=99)

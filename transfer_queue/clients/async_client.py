@@ -63,7 +63,7 @@ from transfer_queue.net.messages import (
 from transfer_queue.net.transport import GRACE, SocketTransport, Transport, read_key
 from transfer_queue.storage.arena import Extent, WriteArena, fill
 from transfer_queue.storage.columns import Column
-from transfer_queue.storage.convert import as_columns
+from transfer_queue.storage.convert import packed as packed_columns
 from transfer_queue.storage.gather import RowsOf, arrays_of
 from transfer_queue.storage.segments import unit_of
 
@@ -129,7 +129,7 @@ class QueueClient(RowVerbs):
         self, partition: str, groups: Sequence[GroupSpec], columns: Mapping[str, Any], *, wait: float = 60.0
     ) -> None:
         """Take credit for prompt groups and store their columns (row i = group i). Raises QueueFull after `wait`."""
-        packed = as_columns(columns, len(groups))
+        packed = await packed_columns(columns, len(groups))
 
         async def send(blocks: list[Block]) -> None:
             await self._ask(Admit(partition, list(groups), blocks, wait), Ok, wait)
@@ -147,7 +147,7 @@ class QueueClient(RowVerbs):
         arrays: ragged; anything else: objects) or a torch tensor, also jagged.
         """
         keys = list(keys)
-        packed = as_columns(columns, len(keys))
+        packed = await packed_columns(columns, len(keys))
         committed: list[Committed] = []
         arena = self._arenas[partition]
         need = 2 * sum(column.nbytes for column in packed.values())

@@ -21,7 +21,7 @@ import numpy as np
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Block
 from transfer_queue.storage.memory import LEAST, Empty, scratch
-from transfer_queue.storage.objects import decode_object, decode_objects, encode_objects
+from transfer_queue.storage.objects import MAX_PARTS, decode_object, decode_objects, encode_objects
 
 ALIGN = 64
 """Blocks and the values in them start at multiples of a cache line."""
@@ -80,9 +80,10 @@ class Column:
         return Column.from_packed(values, offsets, dtype=dtype)
 
     @staticmethod
-    def objects(rows: Sequence[Any], *, field: str = "value") -> Column:
-        """A column of Python objects. Raises TypeError naming field and row for a type that cannot come back."""
-        encoded = encode_objects(rows, field=field)
+    def objects(rows: Sequence[Any], *, field: str = "value", parts: int = MAX_PARTS) -> Column:
+        """A column of Python objects. Raises TypeError naming field and row for a type that cannot come back, and Large
+        as encode_objects does."""
+        encoded = encode_objects(rows, field=field, parts=parts)
         offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
         np.cumsum(list(map(len, encoded)), out=offsets[1:])
         if offsets[-1] < LEAST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,36 +11,49 @@ import numpy as np
 
 from transfer_queue.errors import Invalid
 from transfer_queue.storage.columns import BFLOAT16, Column
+from transfer_queue.storage.objects import MAX_PARTS, Large
 
 _OBJECT_STACKS = frozenset({"NonTensorStack", "NonTensorData", "LinkedList"})
 
+PARTS_AT_ONCE = 1 << 16
+"""Parts of objects that are packed on the event loop: a few ms if they are plain, some tens if they hold tuples."""
 
-def as_columns(columns: Mapping[str, Any], rows: int) -> dict[str, Column]:
-    """One column per field. Raises Invalid naming the field whose length is not `rows` or whose dtype is unknown."""
+
+async def packed(columns: Mapping[str, Any], rows: int) -> dict[str, Column]:
+    """As `as_columns` does; objects of many parts are packed in a thread, so that the event loop goes on."""
+    try:
+        return as_columns(columns, rows, parts=PARTS_AT_ONCE)
+    except Large:
+        return await asyncio.to_thread(as_columns, columns, rows)
+
+
+def as_columns(columns: Mapping[str, Any], rows: int, *, parts: int = MAX_PARTS) -> dict[str, Column]:
+    """One column per field. Raises Invalid naming the field whose length is not `rows` or whose dtype is unknown;
+    TypeError, and Large, as Column.objects does."""
     result = {}
     for field, values in columns.items():
         if not isinstance(field, str):
             raise Invalid(f"a field is named {field!r}; names are strings")
-        column = as_column(field, values)
+        column = as_column(field, values, parts)
         if column.rows != rows:
             raise Invalid(f"field {field!r} has {column.rows} rows for {rows} keys")
         result[field] = column
     return result
 
 
-def as_column(field: str, values: Any) -> Column:
+def as_column(field: str, values: Any, parts: int = MAX_PARTS) -> Column:
     """A Column, numpy array, list of arrays (ragged), list of other objects, or torch tensor as a column."""
     if isinstance(values, Column):
         return values
     try:
         if isinstance(values, np.ndarray):
-            return _from_array(field, values)
+            return _from_array(field, values, parts)
         if is_tensor(values):
-            return _from_tensor(field, values)
+            return _from_tensor(field, values, parts)
         if type(values).__name__ in _OBJECT_STACKS and hasattr(values, "tolist"):
-            return Column.objects(values.tolist(), field=field)
+            return Column.objects(values.tolist(), field=field, parts=parts)
         if isinstance(values, (list, tuple)):
-            return _from_list(field, values)
+            return _from_list(field, values, parts)
     except Invalid as error:
         raise Invalid(f"field {field!r}: {error}") from None
     raise Invalid(
@@ -54,7 +68,7 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _from_array(field: str, array: np.ndarray) -> Column:
+def _from_array(field: str, array: np.ndarray, parts: int) -> Column:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"field {field!r} is a masked array, whose mask would be lost: put `.filled()` and the mask")
     if array.dtype.kind == "V":
@@ -62,11 +76,11 @@ def _from_array(field: str, array: np.ndarray) -> Column:
     if array.dtype.kind in "OUS":
         if array.ndim == 0:
             raise Invalid("an array needs a first dimension of rows, got a scalar")
-        return Column.objects(array.tolist(), field=field)
+        return Column.objects(array.tolist(), field=field, parts=parts)
     return Column.dense(array)
 
 
-def _from_list(field: str, rows: Sequence[Any]) -> Column:
+def _from_list(field: str, rows: Sequence[Any], parts: int) -> Column:
     if rows and all(type(row) is np.ndarray and row.ndim and row.dtype.kind in "biufc" for row in rows):
         first = rows[0]
         if all(row.dtype == first.dtype and row.shape[1:] == first.shape[1:] for row in rows):
@@ -74,11 +88,11 @@ def _from_list(field: str, rows: Sequence[Any]) -> Column:
     if rows and all(
         is_tensor(row) and not row.is_nested and row.layout is sys.modules["torch"].strided for row in rows
     ):
-        return _from_tensor_rows(field, rows)
-    return Column.objects(rows, field=field)
+        return _from_tensor_rows(field, rows, parts)
+    return Column.objects(rows, field=field, parts=parts)
 
 
-def _from_tensor(field: str, tensor: Any) -> Column:
+def _from_tensor(field: str, tensor: Any, parts: int) -> Column:
     torch = sys.modules["torch"]
     if not tensor.is_nested:
         values, dtype = tensor_values(tensor)
@@ -86,13 +100,13 @@ def _from_tensor(field: str, tensor: Any) -> Column:
     if tensor.layout is torch.jagged and getattr(tensor, "_ragged_idx", 1) == 1 and tensor.lengths() is None:
         values, dtype = tensor_values(tensor.values())
         return Column.from_packed(values, tensor.offsets().cpu().numpy(), dtype=dtype)
-    return _from_tensor_rows(field, tensor.unbind())
+    return _from_tensor_rows(field, tensor.unbind(), parts)
 
 
-def _from_tensor_rows(field: str, rows: Sequence[Any]) -> Column:
+def _from_tensor_rows(field: str, rows: Sequence[Any], parts: int) -> Column:
     first = rows[0]
     if any(row.dtype != first.dtype or row.shape[1:] != first.shape[1:] or row.ndim != first.ndim for row in rows):
-        return Column.objects(list(rows), field=field)
+        return Column.objects(list(rows), field=field, parts=parts)
     pairs = [tensor_values(row) for row in rows]
     dtype = pairs[0][1]
     if first.ndim == 0:

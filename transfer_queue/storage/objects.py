@@ -28,8 +28,12 @@ _PLAIN = frozenset({str, bool, float, type(None), bytes})
 _CARRIED = _PLAIN | {int, dict, list}
 _KEYS = frozenset({str, int})
 
-_MAX_LEVELS, _MAX_NODES = 64, 1 << 24
-"""Deeper or larger than this is looked at value by value; it may contain itself."""
+_MAX_LEVELS = 64
+"""Deeper than this is looked at value by value; it may contain itself."""
+
+MAX_PARTS = 1 << 22
+"""Parts that a value may have, each counted wherever it stands: values are written out in full, and thirty times
+`x = [x, x]` is more than anybody can store."""
 
 _LONG_VALUE = 512
 """Bytes of a value from which decoding one by one costs less than a copy of all."""
@@ -63,10 +67,54 @@ _encoder = msgspec.msgpack.Encoder()
 _head_decoder = msgspec.msgpack.Decoder(_ArrayHead)
 
 
+class Large(Exception):
+    """Values that take longer to pack than an event loop should stand still."""
+
+
 def encode_object(value: Any, *, field: str = "value", row: int = 0) -> bytes:
     """`value` as msgpack. Raises TypeError naming field, row, the path inside the value and the type."""
     try:
-        return _encoder.encode(_pack(value, ""))
+        return _encode(value, field, row, [MAX_PARTS])
+    except _TooManyParts:
+        raise _too_large(field, row) from None
+
+
+def encode_objects(values: Sequence[Any], *, field: str = "value", parts: int = MAX_PARTS) -> list[bytes]:
+    """Each of `values` as msgpack. Raises TypeError as `encode_object` does; if `parts` are fewer than MAX_PARTS, Large
+    when all values together have more."""
+    encoded: list[bytes] = []
+    try:
+        _encode_into(encoded, values, field, parts)
+    except _TooManyParts:
+        raise Large from None
+    return encoded
+
+
+def _encode_into(encoded: list[bytes], values: Sequence[Any], field: str, parts: int) -> None:
+    try:
+        if _carried(values, parts):
+            encoded += list(map(_encoder.encode, values))
+            return
+    except (RecursionError, OverflowError, UnicodeEncodeError, ValueError):
+        pass  # value by value tells which it is, or stores it as an extension
+    except _TooManyParts:
+        if parts < MAX_PARTS:
+            raise
+        if len(values) == 1:
+            raise _too_large(field, len(encoded)) from None
+        for half in (values[: len(values) // 2], values[len(values) // 2 :]):
+            _encode_into(encoded, half, field, parts)
+        return
+    if parts == MAX_PARTS:
+        encoded += [encode_object(value, field=field, row=row) for row, value in enumerate(values, len(encoded))]
+        return
+    left = [parts]
+    encoded += [_encode(value, field, row, left) for row, value in enumerate(values, len(encoded))]
+
+
+def _encode(value: Any, field: str, row: int, left: list[int]) -> bytes:
+    try:
+        return _encoder.encode(_pack(value, "", left))
     except _Unsupported as error:
         raise TypeError(f"field {field!r} row {row}: {error.args[0]}") from None
     except RecursionError:
@@ -75,14 +123,11 @@ def encode_object(value: Any, *, field: str = "value", row: int = 0) -> bytes:
         raise TypeError(f"field {field!r} row {row}: {error}") from None
 
 
-def encode_objects(values: Sequence[Any], *, field: str = "value") -> list[bytes]:
-    """Each of `values` as msgpack. Raises TypeError as `encode_object` does."""
-    if _carried(values):
-        try:
-            return list(map(_encoder.encode, values))
-        except (RecursionError, OverflowError, UnicodeEncodeError, ValueError):
-            pass  # value by value tells which it is, or stores it as an extension
-    return [encode_object(value, field=field, row=i) for i, value in enumerate(values)]
+def _too_large(field: str, row: int) -> TypeError:
+    return TypeError(
+        f"field {field!r} row {row}: more than {MAX_PARTS} parts (one that is shared counts wherever it stands), or "
+        "contains itself; put long data as arrays"
+    )
 
 
 def decode_objects(data: np.ndarray, offsets: np.ndarray) -> list[Any]:
@@ -109,6 +154,10 @@ class _Unsupported(Exception):
     pass
 
 
+class _TooManyParts(Exception):
+    pass
+
+
 def _of(kind: type, kinds: set[type], values: list[Any]) -> list[Any]:
     """Those of a kind."""
     if kind not in kinds:
@@ -116,17 +165,19 @@ def _of(kind: type, kinds: set[type], values: list[Any]) -> list[Any]:
     return values if len(kinds) == 1 else [value for value in values if type(value) is kind]
 
 
-def _carried(values: Sequence[Any]) -> bool:
-    """Whether msgpack carries all of these as they are: told level by level, for all values at once."""
+def _carried(values: Sequence[Any], parts: int) -> bool:
+    """Whether msgpack carries all of these as they are: told level by level, for all values at once. Raises
+    _TooManyParts if they have more than `parts`."""
     level: list[Any] = list(values)
     for _ in range(_MAX_LEVELS):
         kinds = set(map(type, level))
         if not kinds <= _CARRIED:
             return False
         dicts, lists = _of(dict, kinds, level), _of(list, kinds, level)
+        parts -= sum(map(len, dicts)) + sum(map(len, lists))
+        if parts < 0:
+            raise _TooManyParts
         if not set(map(type, chain.from_iterable(dicts))) <= _KEYS:
-            return False
-        if sum(map(len, dicts)) + sum(map(len, lists)) > _MAX_NODES:
             return False
         level = [*chain.from_iterable(map(dict.values, dicts)), *chain.from_iterable(lists)]
         if not level:
@@ -134,19 +185,24 @@ def _carried(values: Sequence[Any]) -> bool:
     return False
 
 
-def _pack(value: Any, path: str) -> Any:
-    """`value`, with what msgpack would lose replaced by extensions (unchanged parts are not copied needlessly)."""
+def _pack(value: Any, path: str, left: list[int]) -> Any:
+    """`value`, with what msgpack would lose replaced by extensions. Raises _TooManyParts once it has more parts than
+    `left[0]`, from which they are taken off."""
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is int:
         return value if _INT_MIN <= value <= _INT_MAX else msgspec.msgpack.Ext(_BIG_INT, str(value).encode())
+    if kind is dict or kind is list or kind is tuple:
+        left[0] -= len(value)
+        if left[0] < 0:
+            raise _TooManyParts
     if kind is dict:
-        return {_key(k, path): _pack(v, f"{path}[{k!r}]") for k, v in value.items()}
+        return {_key(k, path): _pack(v, f"{path}[{k!r}]", left) for k, v in value.items()}
     if kind is list:
-        return [_pack(v, f"{path}[{i}]") for i, v in enumerate(value)]
+        return [_pack(v, f"{path}[{i}]", left) for i, v in enumerate(value)]
     if kind is tuple:
-        items = [_pack(v, f"{path}[{i}]") for i, v in enumerate(value)]
+        items = [_pack(v, f"{path}[{i}]", left) for i, v in enumerate(value)]
         return msgspec.msgpack.Ext(_TUPLE, _encoder.encode(items))
     if kind is np.ndarray:
         return _pack_array(_ARRAY, value, path)
