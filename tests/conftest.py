@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,9 @@ NEEDED = {
 
 
 unpickling.watch()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job, and in all that it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

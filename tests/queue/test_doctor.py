@@ -13,6 +13,7 @@ import pytest
 
 import transfer_queue.operations.doctor as diagnosis
 from transfer_queue.__main__ import main
+from transfer_queue.client import SyncQueueClient
 from transfer_queue.operations.doctor import doctor
 from transfer_queue.operations.listeners import tcp_listeners, unix_listeners
 from transfer_queue.service.queue_service import QueueService
@@ -30,8 +31,16 @@ def test_a_queue_on_one_node_listens_only_to_private_unix_sockets(service):
     assert {one.process for one in report.listeners} == {"controller", "unit-0"}
     assert all(one.endpoint.startswith("unix /") for one in report.listeners)
     assert all(one.auth == "private directory, run key" for one in report.listeners)
-    for pid in (*service.pids().values(), os.getpid()):
+    for pid in service.pids().values():
         assert tcp_listeners(pid) == []
+
+
+def test_a_client_on_the_same_node_opens_no_port(service):
+    before = tcp_listeners(os.getpid())  # other tests may have some
+    with SyncQueueClient(service.address, "client") as client:
+        client.put("ports", ["k"], {"x": [1]})
+        client.get("ports", ["k"])
+        assert tcp_listeners(os.getpid()) == before
 
 
 def test_a_bound_queue_listens_only_at_the_address_it_was_given(tmp_path):
