@@ -28,7 +28,7 @@ from transfer_queue.net.messages import Request, Response
 from transfer_queue.storage.journal import NullJournal
 from transfer_queue.storage.leftovers import LOCAL_PREFIX, PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_storage
-from transfer_queue.storage.private import private_directory
+from transfer_queue.storage.private import private_directory, text_if_there
 from transfer_queue.storage.segments import check_segment_bytes
 from transfer_queue.storage.unit import Unit
 from transfer_queue.storage.unit_files import UnitFiles, replace_file
@@ -166,7 +166,7 @@ def _kept_home(directory: Path, storage_dir: str | Path | None) -> Path:
     """Where the segments of the queue in `directory` are: where they were, else in `storage_dir`, else beside the
     journal. Raises Invalid."""
     memory, beside = directory / "storage", directory / "unit-0"
-    known = memory.read_text(errors="replace") if memory.exists() else None
+    known = text_if_there(memory)
     if known is not None and not (os.path.isabs(known) and Path(known).name.startswith(PREFIX)):
         raise Invalid(f"{memory} holds {known[:40]!r}, not a storage directory; remove it (rows there are lost)")
     if known is not None and Path(known).is_dir():

@@ -72,7 +72,7 @@ def test_a_segment_file_is_private_and_wholly_allocated(tmp_path):
 def test_a_segment_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / "secret").write_bytes(b"x" * 64)
     os.symlink(tmp_path / "secret", tmp_path / segment_file(1))
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(Invalid, match="is a symbolic link"):
         map_segment(str(tmp_path), 1)
 
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from transfer_queue.checkpoint import read_manifest
+from transfer_queue.checkpoint.format import PageEntry, PartitionEntry, pages_of
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.local import LocalQueue
 from transfer_queue.service import attached
 from transfer_queue.service.queue_service import QueueService
 from transfer_queue.storage import private
+from transfer_queue.storage.journal import read_journals
 from transfer_queue.storage.private import open_regular, private_directory, read_regular
+from transfer_queue.storage.segments import map_segment, segment_file
+from transfer_queue.storage.snapshot import read_snapshot, snapshot_file
 from transfer_queue.storage.unit_files import UnitFiles
 
 SIZE = 64 << 10
@@ -23,7 +29,7 @@ SIZE = 64 << 10
 def service(tmp_path: Path) -> QueueService:
     return QueueService(
         tmp_path / "queue", storage_dir=tmp_path, spill_dir=tmp_path, spill_budget_bytes=SIZE, units=1,
-        unit_budget_bytes=SIZE, run="known",
+        unit_budget_bytes=SIZE, segment_bytes=SIZE, run="known",
     )  # fmt: skip
 
 
@@ -106,3 +112,80 @@ def test_a_file_is_read_and_a_missing_one_is_said_to_be(tmp_path):
     assert read_regular(tmp_path / "x") == b"content"
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "y")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["queue/run.json", "queue/key", "queue/service.lock", "tq-known/lock"])
+def test_a_service_says_at_once_which_of_its_files_is_none(tmp_path, kind, name):
+    first = service(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    put_a(kind, tmp_path / name)
+    again = first.start if name.endswith("lock") else partial(service, tmp_path)
+    with pytest.raises(Invalid, match=f"{tmp_path}/{name} is a {kind}"):
+        again()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["init.lock", "service.lock"])
+def test_init_says_at_once_which_file_is_none(tmp_path, kind, name):
+    put_a(kind, tmp_path / name)
+    with pytest.raises(Invalid, match=f"{tmp_path}/{name} is a {kind}"):
+        attached.init({"directory": str(tmp_path)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["lock", "nonce", "incarnation"])
+def test_a_unit_says_at_once_which_of_its_files_is_none(tmp_path, kind, name):
+    UnitFiles(tmp_path, 0, budget=SIZE).close()
+    (tmp_path / name).unlink()
+    put_a(kind, tmp_path / name)
+    with pytest.raises(Invalid, match=f"{tmp_path}/{name} is a {kind}"):
+        UnitFiles(tmp_path, 0, budget=SIZE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_journal_or_a_snapshot_that_is_no_file_is_damage(tmp_path, kind):
+    put_a(kind, tmp_path / "journal")
+    with pytest.raises(Corrupt, match=f"{tmp_path}/journal is a {kind}"):
+        list(read_journals(tmp_path / "journal"))
+    put_a(kind, snapshot_file(tmp_path / "journal", 3))
+    with pytest.raises(Corrupt, match=f"is a {kind}"):
+        list(read_snapshot(snapshot_file(tmp_path / "journal", 3), 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_manifest_or_rows_of_a_checkpoint_that_are_no_file_are_damage(tmp_path, kind):
+    put_a(kind, tmp_path / "manifest.json")
+    with pytest.raises(Corrupt, match=f"manifest.json is a {kind}"):
+        read_manifest(tmp_path)
+    put_a(kind, tmp_path / "0.rows")
+    with pytest.raises(Corrupt, match=f"0.rows is a {kind}"):
+        list(pages_of(tmp_path, PartitionEntry("p", "0.rows", 1, [PageEntry(1, 1, "")])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_segment_that_is_no_file_is_refused_and_freed(tmp_path, kind):
+    files = UnitFiles(tmp_path, 0, budget=SIZE)
+    (made,) = files.make(1, SIZE // 4)
+    path = tmp_path / segment_file(made.segment)
+    path.unlink()
+    put_a(kind, path)
+    with pytest.raises(Invalid, match=f"{path} is a {kind}"):
+        files.read(made.segment, 0, 1)
+    with pytest.raises(Invalid, match=f"{path} is a {kind}"):
+        map_segment(str(tmp_path), made.segment)
+    files.free([made.segment])
+    assert files.inventory() == []
+
+
+def test_a_segment_of_another_user_or_with_another_name_is_not_mapped(tmp_path, monkeypatch):
+    files = UnitFiles(tmp_path, 0, budget=SIZE)
+    (made,) = files.make(1, SIZE // 4)
+    os.link(tmp_path / segment_file(made.segment), tmp_path / "second")
+    with pytest.raises(Invalid, match="has a second name"):
+        map_segment(str(tmp_path), made.segment)
+    (tmp_path / "second").unlink()
+    map_segment(str(tmp_path), made.segment)
+    monkeypatch.setattr(private.os, "getuid", lambda: 12345)
+    with pytest.raises(Invalid, match="belongs to user"):
+        map_segment(str(tmp_path), made.segment)

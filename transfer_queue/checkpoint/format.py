@@ -14,6 +14,7 @@ import xxhash
 
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Block, Tag
+from transfer_queue.storage.private import open_regular, read_regular
 
 FORMAT = 1
 
@@ -61,7 +62,7 @@ def read_manifest(directory: str | PathLike[str]) -> Manifest:
     """What a checkpoint says of itself, `metadata` included. Raises Invalid if there is none, Corrupt."""
     path = Path(directory) / "manifest.json"
     try:
-        text = path.read_bytes()
+        text = read_regular(path, error=Corrupt)
     except FileNotFoundError:
         raise Invalid(f"{directory} holds no checkpoint of a queue: manifest.json is missing") from None
     body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
@@ -79,9 +80,9 @@ def read_manifest(directory: str | PathLike[str]) -> Manifest:
 def pages_of(directory: Path, entry: PartitionEntry) -> Iterator[tuple[Page, np.ndarray]]:
     """The pages of a partition. Raises Corrupt."""
     path = directory / entry.file
-    if path.name != entry.file or not path.is_file():
+    if path.name != entry.file or not os.path.lexists(path):
         raise Corrupt(f"{directory}: {entry.file!r} is missing; take another checkpoint")
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, error=Corrupt), "rb") as file:
         left = os.fstat(file.fileno()).st_size
         for number, page in enumerate(entry.pages):
             left -= page.header + page.columns

@@ -24,7 +24,7 @@ async def load(client: QueueClient, directory: str | PathLike[str]) -> None:
     """Put back a checkpoint, all or nothing. Raises Invalid, Corrupt, and Conflict if a partition of the same name has
     prompt groups."""
     directory = Path(directory)
-    manifest = read_manifest(directory)
+    manifest = await asyncio.to_thread(read_manifest, directory)
     await asyncio.to_thread(_verify, directory, manifest)
     await _sweep(client)
     stem = f"{STAGED}{secrets.token_hex(6)}."
@@ -52,12 +52,14 @@ async def _sweep(client: QueueClient) -> None:
 async def _fill(client: QueueClient, staged: str, directory: Path, entry: PartitionEntry) -> dict[str, bytes]:
     """Put the rows of a partition; the serials of those that each task had consumed."""
     consumed: dict[str, list[np.ndarray]] = {}
-    for page, data in pages_of(directory, entry):
+    pages = pages_of(directory, entry)
+    while (found := await asyncio.to_thread(next, pages, None)) is not None:
+        page, data = found
         await client.put(staged, page.keys, {}, tags=page.tags)
         for rows, columns in _by_rows(page, data):
             await client.put(staged, [page.keys[row] for row in rows.tolist()], columns)
-        found = await client.find(staged, keys=page.keys, fields=[])
-        serials = np.frombuffer(found.rows, np.int64)
+        listed = await client.find(staged, keys=page.keys, fields=[])
+        serials = np.frombuffer(listed.rows, np.int64)
         for task, flags in page.consumed.items():
             consumed.setdefault(task, []).append(serials[np.frombuffer(flags, np.uint8) != 0])
     return {task: np.concatenate(parts).astype("<i8").tobytes() for task, parts in consumed.items()}

@@ -13,13 +13,14 @@ from itertools import compress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from transfer_queue.errors import SegmentGone
+from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.net.bulk import BulkClient
 from transfer_queue.net.messages import Block, Segment, UnitInfo
 from transfer_queue.service.lifetime import boot_id
 from transfer_queue.storage.arena import Extent, ReadArena, Target, verify, within
 from transfer_queue.storage.idle import note_use
 from transfer_queue.storage.memory import ResultPool
+from transfer_queue.storage.private import text_if_there
 from transfer_queue.storage.segments import (
     FileCache,
     Mapping,
@@ -177,6 +178,6 @@ class UnitAccess:
 def _can_read_nonce(info: UnitInfo) -> bool:
     """Its directory is here, and not only its name: on a disk that machines share, the boot id differs."""
     try:
-        return info.nonce.startswith(boot_id()) and Path(info.directory, "nonce").read_text() == info.nonce
-    except (FileNotFoundError, PermissionError, NotADirectoryError):
+        return info.nonce.startswith(boot_id()) and text_if_there(Path(info.directory, "nonce")) == info.nonce
+    except (PermissionError, NotADirectoryError, Invalid):
         return False

@@ -42,6 +42,7 @@ from transfer_queue.net.curve import SEALED, NetworkListener, connect_to, is_net
 from transfer_queue.net.messages import Message
 from transfer_queue.net.nuisance import Nuisance
 from transfer_queue.net.sockets import EventSocket, bind_private, check_endpoint
+from transfer_queue.storage.private import text_if_there
 from transfer_queue.storage.unit_files import UnitFiles, replace_file
 
 log = logging.getLogger(__name__)
@@ -316,7 +317,7 @@ def _listen_where_before(memory: Path, endpoint: str, listen: Callable[[str], Ne
     place, _, port = endpoint.rpartition(":")
     if port != "*":
         return listen(endpoint)
-    known = memory.read_text(errors="replace") if memory.exists() else ""
+    known = text_if_there(memory) or ""
     listener = None
     if known.isdecimal():
         with contextlib.suppress(Invalid):

@@ -6,8 +6,12 @@ A queue whose processes merely died is started again on its directory, and its c
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from transfer_queue.errors import Invalid
+from transfer_queue.storage.private import open_regular
 
 CLOSED = "closed"
 """A file in a queue's directory from its orderly end to its next start."""
@@ -31,10 +35,10 @@ def why_ended(address: Mapping[str, str]) -> str | None:
 def is_held(lock: Path) -> bool:
     """Whether a process has locked this file."""
     try:
-        with lock.open("rb") as file:
+        with os.fdopen(open_regular(lock), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, Invalid):
         return False
     return False

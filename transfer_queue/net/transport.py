@@ -42,6 +42,7 @@ from transfer_queue.net.messages import (
 from transfer_queue.net.sockets import check_endpoint
 from transfer_queue.net.stream import RECONNECT, StreamLink
 from transfer_queue.net.waiters import Waiters
+from transfer_queue.storage.private import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +287,7 @@ class SocketTransport:
 def read_key(path: str) -> str:
     """The run's key. Raises Disconnected naming the file if it is not there, Invalid if it holds no key."""
     try:
-        key = Path(path).read_text().strip()
+        key = read_regular(path).decode().strip()
     except FileNotFoundError:
         raise Disconnected(f"no key file {path}: the queue of this address is gone, or was never started") from None
     except (OSError, UnicodeDecodeError) as error:

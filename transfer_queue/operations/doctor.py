@@ -26,6 +26,7 @@ from transfer_queue.service.queue_service import read_run
 from transfer_queue.storage.filesystems import IN_MEMORY, is_shared, journal_on_shared, kind_of
 from transfer_queue.storage.leftovers import Leftover, find_leftovers
 from transfer_queue.storage.place import SHM, free_bytes, memory_limit, ray_store_bytes
+from transfer_queue.storage.private import read_regular
 
 SMALL_SHM = 256 << 20
 """Bytes of /dev/shm below which a container was started without a thought for it (Docker gives 64 MiB)."""
@@ -232,7 +233,7 @@ def _examine_process(name: str, lock: Path, known: dict[str, str], report: Repor
 def _holder(lock: Path) -> int | None:
     """The living process that wrote its id into a lock that it holds."""
     try:
-        pid = int(lock.read_text())
+        pid = int(read_regular(lock))
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError):
         return None

@@ -28,7 +28,7 @@ from transfer_queue.net.ending import ANONYMOUS, why_ended
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
 from transfer_queue.settings import QueueSettings, differing, read_settings
-from transfer_queue.storage.private import private_directory
+from transfer_queue.storage.private import open_regular, private_directory
 from transfer_queue.storage.unit_files import try_lock
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _served(directory: str | None) -> dict[str, str] | None:
     lock = Path(directory, "service.lock") if directory is not None else None
     if lock is None or not lock.exists():
         return None
-    with lock.open("rb+") as file:
+    with os.fdopen(open_regular(lock, os.O_RDWR), "rb+") as file:
         return None if try_lock(file.fileno()) else read_address(lock.parent)
 
 
@@ -197,7 +197,7 @@ def _only_one(directory: str | None) -> Iterator[None]:
         yield
         return
     private_directory(directory)
-    with Path(directory, "init.lock").open("wb") as file:
+    with os.fdopen(open_regular(Path(directory, "init.lock"), os.O_WRONLY | os.O_CREAT), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

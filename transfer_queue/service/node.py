@@ -26,7 +26,7 @@ from transfer_queue.net.transport import read_key
 from transfer_queue.service.supervisor import Child, Supervisor
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_spill, choose_storage
-from transfer_queue.storage.private import private_directory
+from transfer_queue.storage.private import private_directory, read_regular
 from transfer_queue.storage.segments import MAX_UNITS, check_segment_bytes
 from transfer_queue.storage.spill import spill_arguments
 from transfer_queue.storage.unit_files import lock_file, replace_file
@@ -138,13 +138,15 @@ def read_node(directory: Path) -> dict[str, Any]:
     """What stands in node.json there: units, storage, budget; empty if there is none. Raises Invalid for a damaged
     one."""
     path = directory / "node.json"
-    if not path.exists():
-        return {}
     try:
-        known = json.loads(path.read_text())
+        known = json.loads(read_regular(path))
         whole = all(
             isinstance(known[name], kind) for name, kind in (("units", list), ("storage", str), ("budget", int))
         )
+    except FileNotFoundError:
+        return {}
+    except Invalid:
+        raise
     except (ValueError, RecursionError, KeyError, TypeError):
         whole = False
     if not whole:

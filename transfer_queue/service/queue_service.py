@@ -37,7 +37,7 @@ from transfer_queue.sampler import load_sampler
 from transfer_queue.service.supervisor import Child, Supervisor
 from transfer_queue.storage.leftovers import PREFIX, remove_leftovers
 from transfer_queue.storage.place import choose_spill, choose_storage
-from transfer_queue.storage.private import private_directory
+from transfer_queue.storage.private import private_directory, read_regular
 from transfer_queue.storage.segments import check_segment_bytes
 from transfer_queue.storage.spill import spill_arguments
 from transfer_queue.storage.unit_files import lock_file, replace_file
@@ -272,10 +272,12 @@ def read_run(directory: Path) -> dict[str, str]:
     """What stands in run.json there: run, storage, sockets, budget and, if it is bound, network, node and bulk; empty
     if there is none. Raises Invalid for a damaged one."""
     path = directory / "run.json"
-    if not path.exists():
-        return {}
     try:
-        known = json.loads(path.read_text())
+        known = json.loads(read_regular(path))
+    except FileNotFoundError:
+        return {}
+    except Invalid:  # no regular file; as a ValueError it would count as no JSON
+        raise
     except (ValueError, RecursionError):  # not JSON, or not even text
         known = None
     if not isinstance(known, dict) or not all(isinstance(known.get(name), str) for name in _RUN_FIELDS):

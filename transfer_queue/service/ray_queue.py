@@ -29,7 +29,7 @@ from transfer_queue.errors import DeadlineExceeded, Invalid, QueueError
 from transfer_queue.net.transport import read_key
 from transfer_queue.service.node import UnitService, read_node
 from transfer_queue.service.queue_service import QueueService, read_run
-from transfer_queue.storage.private import private_directory
+from transfer_queue.storage.private import private_directory, text_if_there
 from transfer_queue.storage.unit_files import replace_file
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,8 @@ class RayQueue:
     def _new_units(self) -> list[int]:
         """Numbers that no unit of this run ever had: a segment's id begins with its unit's, and never comes twice."""
         path = self.directory / "units.json"
-        first = json.loads(path.read_text())["next"] if path.exists() else self._per_node
+        known = text_if_there(path)
+        first = json.loads(known)["next"] if known is not None else self._per_node
         replace_file(path, json.dumps({"next": first + self._per_node}))
         return list(range(first, first + self._per_node))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.service.lifetime import exited
+from transfer_queue.storage.private import open_regular, text_if_there
 
 log = logging.getLogger(__name__)
 
@@ -109,11 +110,14 @@ class Supervisor:
             "--parent", str(os.getpid()), "--ready-fd", str(ready_write),
         ]  # fmt: skip
         # Started by this very thread, which lives as long as the service: the child dies with it (die_with_parent).
-        with open(self._logs / f"{child.name}.log", "ab") as output:  # noqa: ASYNC230
+        output = open_regular(self._logs / f"{child.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode=0o644)
+        try:
             child.process = subprocess.Popen(  # noqa: ASYNC220
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(ready_write,),
                 env=_environment(), start_new_session=True,
             )  # fmt: skip
+        finally:
+            os.close(output)
         os.close(ready_write)
         loop = asyncio.get_running_loop()
         loop.add_reader(ready_read, _take_ready, loop, ready_read, child.ready)
@@ -133,8 +137,7 @@ class Supervisor:
             process.wait()
 
     def _last_words(self, name: str) -> str:
-        path = self._logs / f"{name}.log"
-        lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+        lines = (text_if_there(self._logs / f"{name}.log") or "").strip().splitlines()
         return lines[-1] if lines else "wrote no log"
 
 

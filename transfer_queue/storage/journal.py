@@ -29,6 +29,7 @@ import xxhash
 
 from transfer_queue.errors import Corrupt
 from transfer_queue.net.messages import Life, Record
+from transfer_queue.storage.private import open_regular, read_regular
 
 FORMAT = 1
 
@@ -155,7 +156,7 @@ class Journal:
             self._fd = -1
 
     def _open(self, first: int) -> None:
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, error=Corrupt)
         if os.fstat(self._fd).st_size == 0:
             self._write(header(first))
             if self._lasting:
@@ -190,10 +191,14 @@ def journal_files(path: str | Path) -> list[tuple[int, Path]]:
     path = Path(path)
     older = [file for file in path.parent.glob(f"{path.name}-*") if len(file.name) == len(path.name) + 17]
     files = sorted((int(file.name[-16:], 16), file) for file in older)
-    if path.exists() and path.stat().st_size >= HEADER:
+    if not os.path.lexists(path):
+        return files
+    with os.fdopen(open_regular(path, error=Corrupt), "rb") as file:
+        nbytes = os.fstat(file.fileno()).st_size
+    if nbytes >= HEADER:
         files.append((_read_first(path), path))
-    elif path.exists():  # torn at its very beginning
-        data = path.read_bytes()
+    else:  # torn at its very beginning
+        data = read_regular(path, error=Corrupt)
         if not MAGIC.startswith(data[: len(MAGIC)]):
             _check_magic(path, data)
         os.truncate(path, 0)
@@ -204,7 +209,7 @@ def sync_journals(path: Path) -> None:
     """Let all files but the newest be on the disk, as a snapshot that follows them will be."""
     for _, file in journal_files(path):
         if file != path:
-            fd = os.open(file, os.O_RDONLY)
+            fd = open_regular(file, error=Corrupt)
             os.fsync(fd)
             os.close(fd)
 
@@ -236,7 +241,7 @@ def read_journals(path: str | Path, *, after: int = 0, run: str | None = None) -
     for i, (number, file) in enumerate(files[first:], first):
         if number != expected:
             raise Corrupt(f"{file} begins with record {number}, expected {expected}: records are missing. {ADVICE}")
-        data = file.read_bytes()
+        data = read_regular(file, error=Corrupt)
         end, expected = yield from _records(file, data, number, after, run)
         if end < len(data):
             if i + 1 < len(files):
@@ -299,7 +304,7 @@ def read_frame(path: Path, file: BinaryIO) -> bytes | None:
 
 def _read_first(path: Path) -> int:
     """The number of a file's first record."""
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, error=Corrupt), "rb") as file:
         data = file.read(HEADER)
     _check_magic(path, data)
     first, guard = _FIRST.unpack_from(data, len(MAGIC))

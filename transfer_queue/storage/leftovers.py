@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from transfer_queue.errors import Invalid
 from transfer_queue.net.ending import ANONYMOUS
+from transfer_queue.storage.private import open_regular, text_if_there
 from transfer_queue.storage.unit_files import try_lock
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ class _Locked:
         self._path = home / "lock"
 
     def __enter__(self) -> bool:
-        self._fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._fd = open_regular(self._path, os.O_RDWR)
         return try_lock(self._fd)
 
     def __exit__(self, *_: object) -> None:
@@ -112,7 +114,7 @@ def _describe(home: Path) -> Leftover | None:
         with _Locked(home) as locked:
             state = _state(home, locked)
         files = [file.stat(follow_symlinks=False) for file in (home, *home.rglob("*"))]
-    except OSError:  # it has just been removed, or is no storage directory
+    except (OSError, Invalid):  # it has just been removed, or is no storage directory
         return None
     age = time.time() - max(info.st_mtime for info in files)
     nbytes = sum(info.st_blocks * 512 for info in files)
@@ -139,7 +141,4 @@ def _is_anonymous(owner: str) -> bool:
 
 
 def _owner(home: Path) -> str:
-    try:
-        return (home / "owner").read_text(errors="replace")
-    except FileNotFoundError:
-        return ""
+    return text_if_there(home / "owner") or ""

@@ -70,6 +70,14 @@ def read_regular(path: str | Path, *, error: type[QueueError] = Invalid, secret:
         return file.read()
 
 
+def text_if_there(path: str | Path) -> str | None:
+    """A small file's text, damaged bytes replaced; None if there is none. Raises as open_regular."""
+    try:
+        return read_regular(path).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
 def check_owned(path: str | Path, info: os.stat_result) -> None:
     """Raises Invalid for an open file that another user owns, or that has another name as well."""
     if info.st_uid != os.getuid() or info.st_nlink > 1:

@@ -14,15 +14,15 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import stat
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.errors import Invalid, SegmentGone
+from transfer_queue.errors import Invalid, QueueError, SegmentGone
 from transfer_queue.storage.memory import map_file
+from transfer_queue.storage.private import check_owned, open_regular
 
 UNIT_SHIFT, INCARNATION_SHIFT = 53, 32
 """An id is a positive int64: 10 bits of unit, 21 of incarnation, 1 for a durable one, 31 of counter."""
@@ -218,8 +218,11 @@ def pin_segment(directory: str, segment: int, spill: str = "") -> OpenFile:
 
 
 def rename_unpinned(path: Path, new: Path) -> bool:
-    """Give a segment's file another name, so that it can be reused, unless somebody has pinned it."""
-    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """Give a segment's file another name, so that it can be reused, unless somebody has pinned it or it is no file."""
+    try:
+        fd = open_regular(path, os.O_RDWR)
+    except Invalid:  # not what was made here
+        return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(path, new)  # under the lock: who pins it after this sees that its name is gone
@@ -233,16 +236,23 @@ def rename_unpinned(path: Path, new: Path) -> bool:
 def _open_segment(
     directory: str, segment: int, *, write: bool, spill: str = ""
 ) -> tuple[str, int, os.stat_result]:  # fmt: skip
-    """Its file in `directory`, or else in `spill`: it gets its name there before it loses the one here."""
+    """Its file in `directory`, or else in `spill`: it gets its name there before it loses the one here.
+
+    Raises SegmentGone, and Invalid for what no unit of ours has made.
+    """
     path = os.path.join(directory, segment_file(segment))
     try:
-        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_regular(path, os.O_RDWR if write else os.O_RDONLY)
     except FileNotFoundError:
         if spill:
             return _open_segment(spill, segment, write=write)
         raise SegmentGone(f"segment {segment:016x} is no longer in {directory}") from None
     info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or info.st_size == 0:
+    try:
+        check_owned(path, info)
+        if info.st_size == 0:
+            raise SegmentGone(f"{path} is not a segment file")
+    except QueueError:
         os.close(fd)
-        raise SegmentGone(f"{path} is not a segment file")
+        raise
     return path, fd, info

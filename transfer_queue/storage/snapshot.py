@@ -22,6 +22,7 @@ import msgspec
 from transfer_queue.errors import Corrupt
 from transfer_queue.failpoints import failpoint
 from transfer_queue.storage.journal import frame, read_frame, sync_directory
+from transfer_queue.storage.private import open_regular
 
 FORMAT = 1
 
@@ -46,7 +47,7 @@ def write_snapshot(journal: Path, run: str, record: int, sections: Iterable[list
     path = snapshot_file(journal, record)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     encode = msgspec.msgpack.Encoder().encode
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = open_regular(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         with open(fd, "wb", buffering=BUFFER) as file:
             file.write(MAGIC + frame(encode(["snapshot", run, record])))
@@ -74,7 +75,7 @@ def write_snapshot(journal: Path, run: str, record: int, sections: Iterable[list
 def read_snapshot(path: Path, record: int, run: str | None = None) -> Iterator[list[Any]]:
     """The sections of a snapshot. Raises Corrupt, at the latest at its end, unless it is whole and of this run."""
     decode = msgspec.msgpack.Decoder(list).decode
-    with path.open("rb", buffering=BUFFER) as file:
+    with os.fdopen(open_regular(path, error=Corrupt), "rb", BUFFER) as file:
         magic = file.read(len(MAGIC))
         if magic != MAGIC:
             raise Corrupt(f"{path} begins with {magic!r}, expected {MAGIC!r}: damaged, or of another version")

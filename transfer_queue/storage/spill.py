@@ -15,7 +15,7 @@ import numpy as np
 
 from transfer_queue.failpoints import failpoint
 from transfer_queue.storage.journal import sync_directory
-from transfer_queue.storage.private import private_directory
+from transfer_queue.storage.private import open_regular, private_directory, text_if_there
 from transfer_queue.storage.segments import OpenFile, is_durable, make_file, map_segment, segment_file, segment_of
 
 CHUNK = 8 << 20
@@ -31,7 +31,7 @@ class SpillDirectory:
         private_directory(self.directory)
         sync_directory(self.directory.parent)
         mark = self.directory / "owner"
-        ours = mark.exists() and mark.read_text(errors="replace") == owner
+        ours = text_if_there(mark) == owner
         self.sizes: dict[int, int] = {}
         for entry in list(os.scandir(self.directory)):
             segment = segment_of(entry.name)
@@ -40,7 +40,7 @@ class SpillDirectory:
             elif segment is not None or entry.name.endswith(".part"):
                 os.unlink(entry.path)
         if not ours:
-            mark.write_text(owner)
+            _write(mark, owner)
 
     def store(self, source: Path, segment: int, end: int, nbytes: int) -> None:
         """Copy a segment's file of `nbytes`, of which the first `end` were written. Raises OSError, and then leaves
@@ -92,7 +92,7 @@ class SpillDirectory:
     def _sync(self, path: Path) -> None:
         """A new file, with its size and its name, is on the disk; else there is none. Raises OSError."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = open_regular(path)
             try:
                 os.fsync(fd)
             finally:
@@ -108,11 +108,15 @@ def spill_arguments(home: Path | None, unit: int, budget: int) -> list[str]:
     return [] if home is None else ["--spill", str(home / f"unit-{unit}"), "--spill-budget", str(budget)]
 
 
+def _write(path: Path, text: str) -> None:
+    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+        file.write(text)
+
+
 def _copy(source: Path, target: Path, end: int, nbytes: int) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    read = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    read = open_regular(source)
     try:
-        write = os.open(target, flags, 0o600)
+        write = open_regular(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             at = 0
             while at < end:

@@ -133,9 +133,9 @@ class Unit:
             for segment, end in push.segments:
                 if self.files.spill(segment, end):
                     done.append(segment)
-        except OSError as error:
+        except (OSError, QueueError) as error:
             assert self.files.disk is not None
-            reason = f"{self.files.disk.directory}: {error.strerror}"
+            reason = f"{self.files.disk.directory}: {error.strerror if isinstance(error, OSError) else error}"
             log.error("unit %d cannot move segments to disk: %s", self.files.unit, reason)
             return Spilled(self.files.unit, done, reason)
         return Spilled(self.files.unit, done)

@@ -14,6 +14,7 @@ Another directory, on disk, takes sealed segments when memory is short, and has 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import logging
@@ -30,7 +31,7 @@ from transfer_queue.failpoints import failpoint
 from transfer_queue.net.messages import Segment
 from transfer_queue.service.lifetime import boot_id, wait_for_exit
 from transfer_queue.storage.journal import sync_directory
-from transfer_queue.storage.private import private_directory
+from transfer_queue.storage.private import open_regular, private_directory, text_if_there
 from transfer_queue.storage.segments import (
     Mapping,
     is_durable,
@@ -264,7 +265,8 @@ class UnitFiles:
 
     def _unlink(self, segment: int) -> None:
         self._forget(segment)
-        (self.directory / segment_file(segment)).unlink(missing_ok=True)
+        with contextlib.suppress(IsADirectoryError):
+            (self.directory / segment_file(segment)).unlink(missing_ok=True)
 
     def _forget(self, segment: int) -> None:
         self._sizes.pop(segment, None)
@@ -281,7 +283,8 @@ class UnitFiles:
 
     def _next_incarnation(self) -> int:
         directories = [self.directory, *([self.disk.directory] if self.disk is not None else [])]
-        known = [_read_number(path) for home in directories if (path := home / "incarnation").exists()]
+        told = [_read_number(home / "incarnation") for home in directories]
+        known = [number for number in told if number is not None]
         number = max(known) + 1 if known else first_incarnation()
         for home in directories:
             replace_file(home / "incarnation", str(number))
@@ -290,9 +293,11 @@ class UnitFiles:
 
     def _read_or_make_nonce(self) -> str:
         path, boot = self.directory / "nonce", boot_id()
-        if not path.exists() or not path.read_text(errors="replace").startswith(boot):
-            replace_file(path, f"{boot}:{secrets.token_hex(16)}")
-        return path.read_text()
+        nonce = text_if_there(path) or ""
+        if not nonce.startswith(boot):
+            nonce = f"{boot}:{secrets.token_hex(16)}"
+            replace_file(path, nonce)
+        return nonce
 
 
 def first_incarnation() -> int:
@@ -300,8 +305,11 @@ def first_incarnation() -> int:
     return secrets.randbelow(1 << 20)
 
 
-def _read_number(path: Path) -> int:
-    text = path.read_text(errors="replace").strip()
+def _read_number(path: Path) -> int | None:
+    text = text_if_there(path)
+    if text is None:
+        return None
+    text = text.strip()
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise Invalid(
             f"{path} holds {text[:40]!r}, not a number; without it segment ids could come twice: remove the directory "
@@ -313,7 +321,7 @@ def _read_number(path: Path) -> int:
 def replace_file(path: Path, text: str) -> None:
     """Write a small file, mode 0600, all or nothing, also if the machine dies."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with os.fdopen(fd, "w") as file:
         file.write(text)
         file.flush()
@@ -324,9 +332,9 @@ def replace_file(path: Path, text: str) -> None:
 def lock_file(path: Path, who: str, *, wait: float = 0.0) -> int:
     """Take the lock `path` for this process' life: the open file.
 
-    Waits up to `wait` seconds for a holder that is about to end. Raises Invalid naming it.
+    Waits up to `wait` seconds for a holder that is about to end. Raises Invalid naming it, or if `path` is no file.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = open_regular(path, os.O_RDWR | os.O_CREAT)
     if not try_lock(fd):
         holder = os.pread(fd, 20, 0).decode(errors="replace").strip()
         gone = wait > 0 and holder.isdigit() and wait_for_exit(int(holder), wait)
