@@ -118,7 +118,7 @@ def test_torch_tensors_dense_jagged_and_strided_nested_become_columns():
     assert bf16.dtype == "bfloat16"
     assert bf16.values.dtype == np.uint16
     assert read_block(*block_of(bf16)).dtype == "bfloat16"
-    with pytest.raises(Invalid, match="float8"):
+    with pytest.raises(TypeError, match="float8"):
         as_column("f", torch.ones(2).to(torch.float8_e4m3fn))
 
 
@@ -210,3 +210,29 @@ async def test_many_objects_are_packed_while_the_event_loop_goes_on(value):
     assert packing.result()["o"][0] == value
     assert turns > 3
     assert (await packed({"o": [1, 2]}, 2))["o"].rows_list() == [1, 2]
+
+
+def strange_tensors():
+    torch = pytest.importorskip("torch")
+    ones = torch.ones(3)
+    return {
+        r"resolve_conj\(\)": torch.conj(ones.to(torch.complex64)),
+        r"resolve_neg\(\)": torch.conj(ones.to(torch.complex64)).imag,
+        "meta device": ones.to("meta"),
+        r"sparse_coo; put `.to_dense\(\)": ones.to_sparse(),
+        r"sparse_csr; put `.to_dense\(\)": torch.eye(3).to_sparse_csr(),
+        r"quint8\); put `.dequantize\(\)": torch.quantize_per_tensor(ones, 0.1, 0, torch.quint8),
+        r"float8_e4m3fn; put `.view\(torch.uint8\)": ones.to(torch.float8_e4m3fn),
+        "complex32; put `.to": ones.to(torch.complex32),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_that_cannot_be_stored_is_refused_by_field_row_and_remedy():
+    for remedy, tensor in strange_tensors().items():
+        with pytest.raises(TypeError, match=f"field 'x'.*{remedy}"):
+            as_column("x", tensor)
+        with pytest.raises(TypeError, match=f"field 'x' row 0.*{remedy}"):
+            as_column("x", [tensor, tensor])
+        with pytest.raises(TypeError, match=rf"field 'x' row 1: value\['t'\] .*{remedy}"):
+            as_column("x", ["a", {"t": tensor}])

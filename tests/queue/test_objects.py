@@ -77,7 +77,7 @@ def test_numpy_values_that_cannot_come_back_are_refused(strange):
         encode_objects([1, strange], field="f")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint16", "uint64", "bool", "complex64"])
 def test_a_torch_tensor_comes_back_with_its_dtype_and_shape(dtype):
     torch = pytest.importorskip("torch")
     for tensor in (torch.ones(2, 3).to(getattr(torch, dtype)), torch.empty(0, 2, dtype=getattr(torch, dtype))):

@@ -12,6 +12,7 @@ import numpy as np
 from transfer_queue.errors import Invalid
 from transfer_queue.storage.columns import BFLOAT16, Column
 from transfer_queue.storage.objects import MAX_PARTS, Large
+from transfer_queue.storage.tensors import why_not_storable
 
 _OBJECT_STACKS = frozenset({"NonTensorStack", "NonTensorData", "LinkedList"})
 
@@ -95,10 +96,10 @@ def _from_list(field: str, rows: Sequence[Any], parts: int) -> Column:
 def _from_tensor(field: str, tensor: Any, parts: int) -> Column:
     torch = sys.modules["torch"]
     if not tensor.is_nested:
-        values, dtype = tensor_values(tensor)
+        values, dtype = _values(f"field {field!r}", tensor)
         return Column.dense(values, dtype=dtype)
     if tensor.layout is torch.jagged and getattr(tensor, "_ragged_idx", 1) == 1 and tensor.lengths() is None:
-        values, dtype = tensor_values(tensor.values())
+        values, dtype = _values(f"field {field!r}", tensor.values())
         return Column.from_packed(values, tensor.offsets().cpu().numpy(), dtype=dtype)
     return _from_tensor_rows(field, tensor.unbind(), parts)
 
@@ -107,20 +108,29 @@ def _from_tensor_rows(field: str, rows: Sequence[Any], parts: int) -> Column:
     first = rows[0]
     if any(row.dtype != first.dtype or row.shape[1:] != first.shape[1:] or row.ndim != first.ndim for row in rows):
         return Column.objects(list(rows), field=field, parts=parts)
-    pairs = [tensor_values(row) for row in rows]
+    try:
+        pairs = [tensor_values(row) for row in rows]
+    except (TypeError, RuntimeError):
+        pairs = [_values(f"field {field!r} row {i}", row) for i, row in enumerate(rows)]
     dtype = pairs[0][1]
     if first.ndim == 0:
         return Column.dense(np.stack([values for values, _ in pairs]), dtype=dtype)
     return Column.ragged([values for values, _ in pairs], dtype=dtype)
 
 
+def _values(what: str, tensor: Any) -> tuple[np.ndarray, str | None]:
+    """`tensor_values`. Raises TypeError saying of `what` why it cannot be stored, and what to put instead."""
+    try:
+        return tensor_values(tensor)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"{what} {why_not_storable(tensor) or error}") from None
+
+
 def tensor_values(tensor: Any) -> tuple[np.ndarray, str | None]:
-    """A strided tensor as a numpy array (bfloat16 as its bits) and the wire dtype where numpy has no name for it."""
+    """A strided tensor as a numpy array (bfloat16 as its bits) and the wire dtype where numpy has no name for it.
+    Raises what torch raises for a tensor of another kind: TypeError or RuntimeError."""
     torch = sys.modules["torch"]
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(np.uint16), BFLOAT16
-    try:
-        return tensor.numpy(), None
-    except TypeError:
-        raise Invalid(f"tensors of {tensor.dtype} are not storable") from None
+    return tensor.numpy(), None

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.errors import Corrupt
+from transfer_queue.storage.tensors import TORCH_DTYPES, why_not_storable
 
 _TUPLE, _BIG_INT, _ARRAY, _SCALAR, _TENSOR = 1, 2, 3, 4, 5
 
@@ -39,22 +40,6 @@ _LONG_VALUE = 512
 """Bytes of a value from which decoding one by one costs less than a copy of all."""
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
-_TORCH_DTYPES = frozenset(
-    [
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-        "complex64",
-        "complex128",
-    ]
-)
 
 
 class _ArrayHead(msgspec.Struct, array_like=True, frozen=True):
@@ -244,9 +229,9 @@ def _pack_text(value: np.bytes_ | np.str_) -> Any:
 
 def _pack_tensor(tensor: Any, path: str) -> Any:
     torch = sys.modules["torch"]
+    if why := why_not_storable(tensor):
+        raise _Unsupported(f"value{path} {why}")
     name = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout is not torch.strided or tensor.is_nested or name not in _TORCH_DTYPES:
-        raise _Unsupported(f"a {name} tensor with layout {tensor.layout} at value{path} cannot be stored")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     head = _ArrayHead(name, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     return msgspec.msgpack.Ext(_TENSOR, _encoder.encode(head))
@@ -282,7 +267,7 @@ def _unpack_text(head: _ArrayHead) -> np.bytes_ | np.str_:
 
 
 def _unpack_tensor(head: _ArrayHead) -> Any:
-    if head.dtype not in _TORCH_DTYPES:
+    if head.dtype not in TORCH_DTYPES:
         raise ValueError(f"tensor dtype {head.dtype!r} is not allowed")
     import torch
 
