@@ -8,7 +8,9 @@ import pytest
 
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.pages import GROUPS, ROWS
+from transfer_queue.errors import Invalid
 from transfer_queue.ledger import Ledger
+from transfer_queue.ledger.tags import MAX_TAG, MAX_TAGS, PAGE_TAGS
 from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response, encode
 from transfer_queue.net.waiters import Waiters
@@ -143,3 +145,57 @@ async def test_a_client_that_has_gone_is_sent_no_further_parts(paged):
     paged.ask(m.ListKeys("p"))
     paged.core.client_gone("reader", 0.0)
     assert not paged.core.pages
+
+
+async def test_a_tag_that_is_too_large_leaves_nothing_behind_and_its_key_is_named(paged):
+    too_large: list[m.Tag] = [{"x": "y" * MAX_TAG}, {"x": ["y" * MAX_TAG]}]
+    for tag in too_large:
+        with pytest.raises(Invalid, match=f"tag of 'big' takes .* the limit is {MAX_TAG}"):
+            paged.ask(m.Commit("new", ["a", "big"], tags=[{}, tag])).result()
+    assert "new" not in paged.core.ledger.partitions
+    half = "y" * (MAX_TAG * 2 // 3)
+    paged.ask(m.Commit("q", ["big"], tags=[{"a": half}])).result()
+    with pytest.raises(Invalid, match="tag of 'big'"):  # merged, it would be
+        paged.ask(m.Commit("q", ["small", "big"], tags=[{}, {"b": half}])).result()
+    assert paged.ask(m.ListKeys("q")).result() == m.Listing({"q": {"big": {"a": half}}})
+    paged.ask(m.OpenPartition("g", [m.TaskSpec("generate", "prompt")]))
+    with pytest.raises(Invalid, match="tag of group 'big'"):
+        paged.ask(m.Admit("g", [m.GroupSpec("big", 1, 0, tag={"x": half})], [])).result()
+
+
+async def test_an_answer_that_would_be_too_large_is_refused_before_anything_is_done(paged):
+    tag = {"x": "y" * (MAX_TAG - 100)}
+    keys = [f"b{i}" for i in range(MAX_TAGS // MAX_TAG + 2)]
+    for key in keys:
+        paged.ask(m.Commit("q", [key], tags=[tag])).result()
+    before = paged.core.ledger.fingerprint()
+    with pytest.raises(Invalid, match=f"a put of {len(keys) + 1} rows would tell .* fewer at once"):
+        paged.ask(m.Commit("q", [*keys, "new"], tags=[tag for _ in [*keys, "new"]])).result()
+    serials = paged.core.ledger.find(m.Find("q", fields=[])).rows
+    with pytest.raises(Invalid, match=f"a fetch of {len(keys)} rows"):
+        paged.core.ledger.apply(m.Consume("q", "task", [], serials, serials, {}), 0.0)
+    assert paged.core.ledger.fingerprint() == before
+
+
+async def test_large_tags_are_listed_and_found_in_more_parts(paged):
+    tag = {"x": "y" * (MAX_TAG - 100)}
+    keys = [f"b{i}" for i in range(100)]
+    for key in keys:
+        paged.ask(m.Commit("q", [key], tags=[tag])).result()
+    sizes = []
+    deliver = paged.waiters.answer
+
+    def weigh(request: int, body: m.Reply) -> None:
+        sizes.append(len(encode(m.Response(request, body))))
+        deliver(request, body)
+
+    paged.waiters.answer = weigh
+    listing = paged.ask(m.ListKeys("q"))
+    paged.step(200)
+    assert listing.result().partitions == {"q": dict.fromkeys(keys, tag)}
+    found, after, more = [], -1, True
+    while more:
+        rows = paged.ask(m.Find("q", fields=[], after=after, count=1000)).result()
+        found, after, more = found + rows.keys, int.from_bytes(rows.rows[-8:], "little"), rows.more
+    assert found == keys
+    assert max(sizes) <= PAGE_TAGS + MAX_TAG

@@ -149,9 +149,14 @@ async def _columns(client: QueueClient, located: Located | None) -> _Present:
 
 async def _consumed(client: QueueClient, name: str, rows: Rows, task: str, after: int) -> bytes:
     """One byte a row; a row that was cleared since counts as it would be found: not at all."""
-    found = await client.find(name, fields=[], task=task, after=after, count=2 * ROWS)
-    flags = dict(zip(np.frombuffer(found.rows, np.int64).tolist(), found.consumed, strict=True))
-    return bytes(flags.get(serial, 0) for serial in np.frombuffer(rows.rows, np.int64).tolist())
+    serials: list[int] = np.frombuffer(rows.rows, np.int64).tolist()
+    flags: dict[int, int] = {}
+    more = True
+    while more and after < serials[-1]:
+        found = await client.find(name, fields=[], task=task, after=after, count=2 * ROWS)
+        flags.update(zip(np.frombuffer(found.rows, np.int64).tolist(), found.consumed, strict=True))
+        more, after = found.more, max(flags, default=after)
+    return bytes(flags.get(serial, 0) for serial in serials)
 
 
 def _write_page(file: BinaryIO, rows: Rows, columns: _Present, consumed: dict[str, bytes]) -> PageEntry:

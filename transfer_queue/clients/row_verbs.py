@@ -48,7 +48,7 @@ class RowVerbs:
         """All rows of a partition, asked for page by page, so that nobody else waits for it: each row as it is when its
         page is asked for. Raises NotFound for an unknown partition."""
         pages = [await self.find(partition, fields=fields, task=task, count=PAGE_ROWS)]
-        while len(pages[-1].rows) == 8 * PAGE_ROWS:
+        while pages[-1].more and pages[-1].rows:
             last = int.from_bytes(pages[-1].rows[-8:], "little")
             pages.append(await self.find(partition, fields=fields, task=task, after=last, count=PAGE_ROWS))
         return _joined(pages)

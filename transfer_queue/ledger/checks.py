@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from transfer_queue.errors import Invalid, QueueError
@@ -18,6 +19,9 @@ MAX_NAME = 512
 
 MAX_SESSIONS = 65536
 """Sessions of a group at most: each costs the ledger memory from its admission on."""
+
+MAX_GROUP_TAG = 64 << 10
+"""Bytes of a group's tag, packed: it is told with each of its changes, and with up to 256 others at once."""
 
 MAX_ORDER = 1 << 62
 
@@ -113,6 +117,11 @@ def check_spec(spec: GroupSpec) -> None:
     if try_split_row_key(spec.uid) is not None:
         raise Invalid(f"uid {spec.uid!r} looks like a trajectory key '<uid>_<session>_<index>'; choose another ending")
     check_tag(spec.uid, spec.tag)
+    nbytes = len(msgspec.msgpack.encode(spec.tag))
+    if nbytes > MAX_GROUP_TAG:
+        raise Invalid(
+            f"the tag of group {spec.uid!r} takes {nbytes} bytes, the limit is {MAX_GROUP_TAG}; put it into a column"
+        )
 
 
 def check_task(task: TaskSpec) -> None:

@@ -13,7 +13,7 @@ from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
 from transfer_queue.ledger.order import unpacked
 from transfer_queue.ledger.partition import Partition
-from transfer_queue.ledger.tags import EMPTY, merge, pack_all, shown
+from transfer_queue.ledger.tags import EMPTY, check_size, check_sizes, merge, pack_all, shown
 from transfer_queue.net.messages import Clear, Commit, Committed, Ok, SessionClose
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def commit(ledger: Ledger, m: Commit, now: float) -> Committed:
     plan = _plan_rows(p, m, lease, tags)
     for close in m.closes:
         _check_close(p, plan, lease, close)
+    merged = _merge_tags(p, m, plan)
     ledger.keep(p)
-    rows, merged = _write(p, m, plan)
+    rows = _write(p, m, plan)
     tags = [shown(p.rows.tags[row]) for row in rows] if merged else None
     reply = Committed(tags=tags, fields=p.rows.common_fields(rows))
     touched = {place[0].uid: place[0] for place in plan.places if place is not None}
@@ -156,6 +157,19 @@ def _check_write(p: Partition, key: str, new: bool, group: Group, session: int |
         raise Conflict(f"{key!r} comes too late: session {session} of group {group.uid!r} is closed")
 
 
+def _merge_tags(p: Partition, m: Commit, plan: _Plan) -> bool:
+    """Whether one of the rows will have another tag than this message gives it; the plan's tags are then as they will
+    be. Raises Invalid if one of them, or the answer that tells them, would be too large."""
+    old = [EMPTY if row is None else p.rows.tags[row] for row in plan.rows]
+    if old.count(EMPTY) == len(old):
+        return False
+    plan.tags = list(map(merge, old, plan.tags or repeat(EMPTY)))
+    for key, tag in zip(m.keys, plan.tags, strict=True):
+        check_size(key, tag)
+    check_sizes(f"a put of {len(m.keys)} rows", plan.tags)
+    return True
+
+
 def _check_close(p: Partition, plan: _Plan, lease: HeldLease | None, close: SessionClose) -> None:
     group = p.groups.get(close.uid)
     what = f"end of session {close.session} of group {close.uid!r}"
@@ -190,20 +204,14 @@ def _check_close_rows(p: Partition, plan: _Plan, group: Group, close: SessionClo
 # --- changes: nothing is refused here --------------------------------------------------------------------------------
 
 
-def _write(p: Partition, m: Commit, plan: _Plan) -> tuple[list[int], bool]:
-    """The rows, and whether one of them has other tags now than this message gave it."""
+def _write(p: Partition, m: Commit, plan: _Plan) -> list[int]:
+    """The rows."""
     rows = _rows(p, m, plan)
     tags = p.rows.tags
-    merged = False
-    for row, tag in zip(rows, plan.tags or repeat(EMPTY), strict=False):
-        old = tags[row]
-        if old == EMPTY:
-            tags[row] = tag
-        else:
-            tags[row] = merge(old, tag)
-            merged = True
+    for row, tag in zip(rows, plan.tags or (), strict=False):
+        tags[row] = tag
     p.rows.write(m.blocks, rows)
-    return rows, merged
+    return rows
 
 
 def _rows(p: Partition, m: Commit, plan: _Plan) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from transfer_queue.errors import Conflict, Invalid, NotFound
 from transfer_queue.ledger.checks import check_name
@@ -13,7 +14,7 @@ from transfer_queue.ledger.consumption import SLICE
 from transfer_queue.ledger.order import packed, unpacked
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.queries import hidden, placed
-from transfer_queue.ledger.tags import shown
+from transfer_queue.ledger.tags import check_sizes, fitting, shown
 from transfer_queue.net.messages import (
     AdoptPartitions,
     ClearPartition,
@@ -40,8 +41,16 @@ def find(p: Partition, m: Find) -> Rows:
         found = (p.rows.ids.get(key) for key in m.keys)
         rows = np.asarray([row for row in found if row is not None and not hidden(p, row)], np.int64)
     else:
-        rows = _page(p, m.after, max(0, m.count))
+        return _find_page(p, m)
     return describe(p, rows, m.fields, m.task, located=m.located)
+
+
+def _find_page(p: Partition, m: Find) -> Rows:
+    """The next rows by serial: fewer than `count` where tags are large."""
+    rows = _page(p, m.after, max(0, m.count))
+    here = rows[: fitting(p.rows.tags[row] for row in rows.tolist())] if m.count > 0 else rows
+    found = describe(p, here, m.fields, m.task, located=m.located)
+    return replace(found, more=len(here) < len(rows) or len(rows) == m.count > 0)
 
 
 def _page(p: Partition, after: int, count: int) -> np.ndarray:
@@ -117,6 +126,7 @@ def consume(ledger: Ledger, m: Consume, now: float) -> Rows:
     order = p.rows.order
     rows = order.require(unpacked(m.rows), p.name)
     taken = unpacked(m.taken)
+    check_sizes(f"a fetch of {len(rows)} rows", (p.rows.tags[row] for row in rows.tolist()))
     remembered = {key: unpacked(serials) for key, serials in m.remember.items()}
     p.consumption.take(m.task, taken, order.find(taken))
     if remembered:

@@ -31,6 +31,7 @@ from transfer_queue.ledger.fingerprint import fingerprint
 from transfer_queue.ledger.leases import LeaseBook
 from transfer_queue.ledger.order import Serials
 from transfer_queue.ledger.partition import Partition
+from transfer_queue.ledger.tags import fitting
 from transfer_queue.net import messages as m
 
 
@@ -148,11 +149,13 @@ class Ledger:
         return m.Listing(partitions={name: queries.listing(self.partition(name)) for name in names})
 
     def listing_parts(self, partition: str | None, size: int) -> Iterator[m.Listing] | None:
-        """`listing` in pieces, if it has more than `size` rows."""
+        """`listing` in pieces, if it has more than `size` rows, or large tags."""
         shown = [name for name in self.partitions if not name.startswith(UNNAMED)]
         partitions = [self.partition(name) for name in (shown if partition is None else [partition])]
         if sum(len(p.rows.ids) for p in partitions) <= size:
-            return None
+            live = [p.rows.tags[row] for p in partitions for row in p.rows.ids.values()]
+            if fitting(live) == len(live):
+                return None
         pieces = [(p.name, queries.listing_parts(p, size)) for p in partitions]
         return (m.Listing(partitions={name: piece}) for name, parts in pieces for piece in parts)
 

@@ -12,7 +12,7 @@ from transfer_queue.keys import UNNAMED
 from transfer_queue.ledger.checks import some
 from transfer_queue.ledger.groups import OUTSTANDING
 from transfer_queue.ledger.partition import Partition
-from transfer_queue.ledger.tags import shown, shown_all
+from transfer_queue.ledger.tags import fitting, shown, shown_all
 from transfer_queue.net.messages import Block, Changes, FieldPlace, Located, PartitionStats, Tag
 
 MAX_CHANGES = 256
@@ -94,15 +94,23 @@ def listing(p: Partition) -> dict[str, Tag]:
 
 
 def listing_parts(p: Partition, size: int) -> Iterator[dict[str, Tag]]:
-    """`listing` in pieces of `size` rows, of those that there are now; at least one piece."""
+    """`listing` in pieces of `size` rows, or fewer with large tags, of those that there are now; at least one piece."""
     rows = list(p.rows.ids.values())
 
-    def part(at: int) -> dict[str, Tag]:
-        here = [(p.rows.keys[row], row) for row in rows[at : at + size]]
-        shows = ((key, row) for key, row in here if p.rows.ids.get(key) == row and not key.startswith(UNNAMED))
+    def part(here: list[int]) -> dict[str, Tag]:
+        shows = ((p.rows.keys[row], row) for row in here)
+        shows = ((key, row) for key, row in shows if p.rows.ids.get(key) == row and not key.startswith(UNNAMED))
         return {key: shown(p.rows.tags[row]) for key, row in shows if not hidden(p, row)}
 
-    return map(part, range(0, max(1, len(rows)), size))
+    def parts() -> Iterator[dict[str, Tag]]:
+        at = 0
+        while at < max(1, len(rows)):
+            here = rows[at : at + size]
+            here = here[: fitting(map(p.rows.tags.__getitem__, here))]
+            at += max(1, len(here))
+            yield part(here)
+
+    return parts()
 
 
 def snapshot_parts(p: Partition, size: int) -> Iterator[Changes]:

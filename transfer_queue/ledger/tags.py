@@ -6,7 +6,7 @@ merged; readers get the bytes as they are (`shown`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -16,6 +16,15 @@ from transfer_queue.ledger.checks import check_tag
 from transfer_queue.net.messages import PackedTag, Tag
 
 EMPTY = msgspec.msgpack.encode({})
+
+MAX_TAG = 1 << 20
+"""Bytes of a row's tag, packed: tags are told with every listing, and a frame has 64 MiB. Data belongs in a column."""
+
+MAX_TAGS = 32 << 20
+"""Bytes of tags in the answer to a change: that it is too large must be known before the change is made."""
+
+PAGE_TAGS = 4 << 20
+"""Bytes of tags in one part of an answer, unless one row has more."""
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _encode = msgspec.msgpack.Encoder().encode
@@ -27,7 +36,8 @@ def pack(key: str, tag: PackedTag) -> bytes:
     """A tag of a message. Raises Invalid, naming `key`, unless it holds plain values only."""
     if isinstance(tag, dict):
         check_tag(key, tag)
-        return _encode(tag) if tag else EMPTY
+        return check_size(key, _encode(tag)) if tag else EMPTY
+    check_size(key, tag)
     try:
         found = _check_flat(tag)
     except msgspec.ValidationError:
@@ -35,6 +45,34 @@ def pack(key: str, tag: PackedTag) -> bytes:
     except msgspec.DecodeError as error:
         raise Invalid(f"the tag of {key!r} is not msgpack: {error}") from error
     return bytes(tag) if found else EMPTY
+
+
+def check_size(key: str, tag: Sized, limit: int = MAX_TAG) -> Any:
+    """The packed tag. Raises Invalid, naming `key`, if it is too large."""
+    if len(tag) > limit:
+        raise Invalid(
+            f"the tag of {key!r} takes {len(tag)} bytes, the limit is {limit}: tags are told with every listing; put "
+            "it into a column"
+        )
+    return tag
+
+
+def check_sizes(what: str, tags: Iterable[Sized]) -> None:
+    """Raises Invalid if an answer with all these tags is too large."""
+    nbytes = sum(map(len, tags))
+    if nbytes > MAX_TAGS:
+        raise Invalid(f"the answer to {what} would tell {nbytes} bytes of tags, the limit is {MAX_TAGS}: fewer at once")
+
+
+def fitting(tags: Iterable[Sized]) -> int:
+    """How many of the tags, from the first, fit into one part of an answer; at least one."""
+    nbytes, count = 0, 0
+    for tag in tags:
+        nbytes += len(tag)
+        if count and nbytes > PAGE_TAGS:
+            break
+        count += 1
+    return count
 
 
 def pack_all(keys: Sequence[str], tags: Sequence[PackedTag]) -> list[bytes]:

@@ -399,8 +399,9 @@ class Lookup(Message, tag=True):
 
 class Find(Message, tag=True):
     """Rows of a partition with their serials: those of `keys` (missing ones are left out), those of `rows` (serials;
-    RowsGone if one is gone), or up to `count` after serial `after` (0: all). `fields` None = all the partition has;
-    `task`: tell what it consumed; `located`: tell where the fields lie. Answer: Rows."""
+    RowsGone if one is gone), or up to `count` after serial `after` (0: all; fewer where tags are large, see Rows.more).
+    `fields` None = all the partition has; `task`: tell what it consumed; `located`: tell where the fields lie.
+    Answer: Rows."""
 
     partition: str
     keys: list[str] | None = None
@@ -563,6 +564,7 @@ class Rows(Message, tag=True):
     schema: list[FieldSchema] = []
     have: list[bytes] = []
     consumed: bytes = b""  # one byte a row
+    more: bool = False  # of a page: whether there may be rows after it
     located: Located | None = None  # of the rows and fields above; block -1 where a row has no such field
 
 
