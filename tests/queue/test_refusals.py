@@ -194,3 +194,16 @@ except PermissionError:
 assert os.getpriority(os.PRIO_PROCESS, 0) == expected
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+async def test_a_tag_without_end_is_refused_by_key_and_name():
+    own: list = []
+    own.append(own)
+    tree: dict = {}
+    tree["up"] = tree
+    async with LocalQueue() as queue:
+        client = queue.client("c")
+        for tag, name in (({"a": 1, "t": own}, "t"), ({"t": {"u": [own]}}, "t"), (tree, "up")):
+            with pytest.raises(TypeError, match=f"tag '{name}' of 'k2' is nested too deeply, or contains itself"):
+                await client.put("p", ["k1", "k2"], {"x": np.arange(2)}, tags=[{}, tag])
+        assert await client.list() == {}

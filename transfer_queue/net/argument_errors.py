@@ -12,6 +12,9 @@ from transfer_queue.errors import Invalid
 
 _VERBS = {"Commit": "put", "SegmentRequest": "put", "ListKeys": "list", "Find": "lookup"}
 
+_STEPS = 2
+"""Steps to the tag of a key: of what has no end, no more are told."""
+
 _ENCODE = msgspec.msgpack.Encoder().encode
 _PYTHON = {"`array`": "a list", "`object`": "a dict", "`None`": "None"}
 
@@ -48,6 +51,8 @@ def refused_by_encoder(error: Exception, body: Any) -> Exception:
         return Invalid(f"{where} is {value if abs(value) >> 256 == 0 else 'an int'}, beyond 64 bits")
     if isinstance(value, str):
         return Invalid(f"{where} is {value[:60]!r}, which is no valid text: it has surrogates (bytes, once, not UTF-8)")
+    if isinstance(error, RecursionError):
+        return TypeError(f"{where} is nested too deeply, or contains itself")
     return TypeError(f"{where} is a {type(value).__name__}, which a message cannot hold ({error})")
 
 
@@ -58,10 +63,14 @@ def _unfit(body: msgspec.Struct) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
             yield name, place, value
 
 
-def _inside(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _inside(value: Any, depth: int = 0) -> Iterator[tuple[tuple[Any, ...], Any]]:
     try:
         _ENCODE(value)
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except RecursionError:
+        if depth == _STEPS:
+            yield (), value
+            return
+    except (TypeError, ValueError, OverflowError):
         pass
     else:
         return
@@ -75,5 +84,5 @@ def _inside(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
         yield (), value
         return
     for step, part in steps:
-        for place, unfit in _inside(part):
+        for place, unfit in _inside(part, depth + 1):
             yield (step, *place), unfit
