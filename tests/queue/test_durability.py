@@ -28,7 +28,7 @@ from transfer_queue.service.queue_service import QueueService
 from transfer_queue.storage.journal import FORMAT, Journal, MemoryJournal, read_journals
 from transfer_queue.storage.segments import is_durable
 from transfer_queue.storage.unit import serve_unit
-from transfer_queue.storage.unit_files import UnitFiles
+from transfer_queue.storage.unit_files import UnitFiles, replace_file
 
 SEGMENT = 64 << 10
 KEY = "ab" * 32
@@ -365,7 +365,7 @@ def test_an_answer_leaves_only_after_its_record_is_on_the_disk_and_64_need_one_s
 @contextlib.asynccontextmanager
 async def served(path: Path) -> AsyncIterator[dict[str, str]]:
     """A controller and a unit behind their sockets, in this process; the address."""
-    (path / "key").write_text(KEY)
+    replace_file(path / "key", KEY)
     os.chmod(path, 0o700)
     address = {"run": "r", "socket": f"unix://{path}/c", "key_file": str(path / "key")}
     stop, ready, registered = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -22,6 +22,7 @@ from transfer_queue.net.curve import check_network_endpoint
 from transfer_queue.net.messages import VERSION, Hello, Request
 from transfer_queue.service.lifetime import boot_id
 from transfer_queue.service.queue_service import QueueService
+from transfer_queue.storage.unit_files import replace_file
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_two_pods_that_share_no_directory_take_the_network(tmp_path, monkeypatch
 
 async def test_a_client_without_the_key_gets_nothing_and_the_queue_goes_on(service, elsewhere, tmp_path):
     os.chmod(tmp_path, 0o700)
-    (tmp_path / "other").write_text("cd" * 32)
+    replace_file(tmp_path / "other", "cd" * 32)
     with pytest.raises(DeadlineExceeded, match="waited 0.5 s"):
         await QueueClient.connect(service.address | {"key_file": f"{tmp_path}/other"}, name="thief", timeout=0.5)
     place = service.address["network"].replace("curve", "tcp")

@@ -14,6 +14,7 @@ from transfer_queue.checkpoint import read_manifest
 from transfer_queue.checkpoint.format import PageEntry, PartitionEntry, pages_of
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.local import LocalQueue
+from transfer_queue.net.transport import read_key
 from transfer_queue.service import attached
 from transfer_queue.service.queue_service import QueueService
 from transfer_queue.storage import private
@@ -189,3 +190,21 @@ def test_a_segment_of_another_user_or_with_another_name_is_not_mapped(tmp_path, 
     monkeypatch.setattr(private.os, "getuid", lambda: 12345)
     with pytest.raises(Invalid, match="belongs to user"):
         map_segment(str(tmp_path), made.segment)
+
+
+def test_a_key_that_others_may_read_is_refused_by_service_and_clients(tmp_path):
+    first = service(tmp_path)
+    key = tmp_path / "queue" / "key"
+    key.chmod(0o644)
+    for use in (first.start, partial(service, tmp_path), partial(read_key, str(key))):
+        with pytest.raises(Invalid, match=rf"{key} has mode 0644: others may read it.*chmod go= {key}"):
+            use()
+    key.chmod(0o600)
+    service(tmp_path)
+
+
+def test_a_key_of_another_user_is_refused(tmp_path, monkeypatch):
+    service(tmp_path)
+    monkeypatch.setattr(private.os, "getuid", lambda: 12345)
+    with pytest.raises(Invalid, match="key belongs to user .* not to 12345"):
+        read_key(str(tmp_path / "queue" / "key"))

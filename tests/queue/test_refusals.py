@@ -23,7 +23,7 @@ from transfer_queue.net.messages import VERSION, Hello, Request, Welcome
 from transfer_queue.net.transport import SocketTransport, host_id, read_key
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.storage.journal import MemoryJournal
-from transfer_queue.storage.unit_files import UnitFiles
+from transfer_queue.storage.unit_files import UnitFiles, replace_file
 
 
 async def run_controller(directory: Path, stop: asyncio.Event, ready: asyncio.Event) -> None:
@@ -35,7 +35,7 @@ async def run_controller(directory: Path, stop: asyncio.Event, ready: asyncio.Ev
 
 
 async def test_a_process_id_that_cannot_be_one_does_not_end_the_controller(tmp_path):
-    (tmp_path / "key").write_text("ab" * 32)
+    replace_file(tmp_path / "key", "ab" * 32)
     stop, ready = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(run_controller(tmp_path, stop, ready))
     await asyncio.wait_for(ready.wait(), 10)
@@ -54,7 +54,7 @@ async def test_a_process_id_that_cannot_be_one_does_not_end_the_controller(tmp_p
 
 @pytest.mark.parametrize("content", ["", "\n", "ab" * 15])
 async def test_a_key_file_without_a_key_is_refused_by_everybody(tmp_path, content):
-    (tmp_path / "key").write_text(content)
+    replace_file(tmp_path / "key", content)
     with pytest.raises(Invalid, match="key file .* at least 32"):
         read_key(str(tmp_path / "key"))
     with pytest.raises(Invalid, match="key file"):

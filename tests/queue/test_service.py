@@ -27,6 +27,7 @@ from transfer_queue.net.codec import decode_response, encode
 from transfer_queue.net.messages import VERSION, Failed, GroupSpec, Hello, Request, SessionClose, Stats, TaskSpec
 from transfer_queue.service import supervisor
 from transfer_queue.service.queue_service import QueueService, read_address
+from transfer_queue.storage.unit_files import replace_file
 
 GENERATE = TaskSpec("generate", "prompt", "clock", 20.0)
 TRAIN = TaskSpec("train", "rows", "incarnation")
@@ -195,7 +196,7 @@ async def test_a_remote_read_survives_the_death_of_the_unit(service, client):
 
 
 async def test_a_client_with_a_wrong_key_or_run_is_refused(service, tmp_path):
-    (tmp_path / "wrong").write_text("0" * 64)
+    replace_file(tmp_path / "wrong", "0" * 64)
     with pytest.raises(Invalid, match="key"):
         await QueueClient.connect({**service.address, "key_file": str(tmp_path / "wrong")}, name="x", timeout=5)
     with pytest.raises(Invalid, match="run"):

@@ -34,6 +34,7 @@ from transfer_queue.net.messages import (
 from transfer_queue.net.sockets import bind_private, check_endpoint
 from transfer_queue.net.stream_listener import STRANGER_LIMIT, StreamListener
 from transfer_queue.net.transport import SocketTransport
+from transfer_queue.storage.unit_files import replace_file
 
 LISTENERS = {"unix": lambda path, **told: StreamListener(path, **told),
              "ipc": lambda path, **told: ZmqListener(f"ipc://{path}", **told)}  # fmt: skip
@@ -44,7 +45,7 @@ class FakeController:
 
     def __init__(self, directory, scheme: str, *, epoch: int = 1) -> None:
         os.chmod(directory, 0o700)
-        (directory / "key").write_text("ab" * 32)
+        replace_file(directory / "key", "ab" * 32)
         self.address = {"run": "r", "socket": f"{scheme}://{directory}/c", "key_file": str(directory / "key")}
         self.scheme = scheme
         self.epoch = epoch

@@ -285,9 +285,10 @@ class SocketTransport:
 
 
 def read_key(path: str) -> str:
-    """The run's key. Raises Disconnected naming the file if it is not there, Invalid if it holds no key."""
+    """The run's key. Raises Disconnected naming the file if it is not there, Invalid if it holds no key, or if others
+    may read it or have put it there."""
     try:
-        key = read_regular(path).decode().strip()
+        key = read_regular(path, secret=True).decode().strip()
     except FileNotFoundError:
         raise Disconnected(f"no key file {path}: the queue of this address is gone, or was never started") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -131,6 +131,7 @@ class QueueService:
             needed = [path for path in (self._storage, self._sockets, self._spill) if path is not None]
             if not all(path.is_dir() for path in needed):  # after a clean stop
                 self._prepare(read_run(self.directory), self._storage.parent, None)
+            read_key(self.address["key_file"])  # it may have been changed since
             self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=LOCK_WAIT)
             self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=LOCK_WAIT)
             if self._spill is not None:

@@ -82,7 +82,7 @@ class World:
         loop.owner = self._own
         loop.set_exception_handler(self._on_exception)
         key = directory / "key"
-        key.write_text(KEY)
+        unit_files.replace_file(key, KEY)
         self.address = {"run": "run", "socket": "unix:///simulated", "key_file": str(key)}
         self._count = units
 
