@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from transfer_queue.clients.async_client import QueueClient
+from transfer_queue.clients.row_verbs import CLEARED_AT_ONCE
 from transfer_queue.controller.core import ControllerCore
-from transfer_queue.controller.pages import GROUPS, ROWS
+from transfer_queue.controller.pages import GROUPS, PARTITIONS, ROWS
 from transfer_queue.errors import Invalid
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.tags import MAX_TAG, MAX_TAGS, PAGE_TAGS
@@ -199,3 +201,39 @@ async def test_large_tags_are_listed_and_found_in_more_parts(paged):
         found, after, more = found + rows.keys, int.from_bytes(rows.rows[-8:], "little"), rows.more
     assert found == keys
     assert max(sizes) <= PAGE_TAGS + MAX_TAG
+
+
+async def test_the_stats_of_many_partitions_come_in_parts_and_others_are_answered_in_between(paged):
+    names = [f"q{i}" for i in range(3 * PARTITIONS)]
+    for name in names:
+        paged.ask(m.Commit(name, ["a"])).result()
+    stats = paged.ask(m.Stats())
+    paged.step(2)
+    assert not stats.done()
+    assert paged.ask(m.ClearPartition(names[-1])).done()
+    paged.step(3)
+    whole = stats.result()
+    assert set(whole.partitions) == {"p", *names[:-1]}
+    assert whole == paged.core._stats(paged.core.ledger.stats(0.0))
+
+
+@pytest.mark.parametrize("count", [0, 1, CLEARED_AT_ONCE, 2 * CLEARED_AT_ONCE + 1])
+async def test_a_clear_of_many_rows_goes_in_parts(count):
+    asked: list[m.Clear] = []
+
+    class Asker(QueueClient):
+        def __init__(self) -> None:
+            pass
+
+        async def _ask(self, body, kind, wait=0.0):
+            assert isinstance(body, m.Clear)
+            asked.append(body)
+
+    keys = [f"k{i}" for i in range(count)]
+    await Asker().clear("p", keys)
+    assert [key for body in asked for key in body.keys] == keys
+    asked_by_key = len(asked)
+    await Asker().clear_rows("p", bytes(range(8)) * count)
+    assert b"".join(body.rows for body in asked[asked_by_key:]) == bytes(range(8)) * count
+    assert all(max(len(body.keys), len(body.rows) // 8) <= CLEARED_AT_ONCE for body in asked)
+    assert len(asked) == 2 * max(1, -(-count // CLEARED_AT_ONCE))

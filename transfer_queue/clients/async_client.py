@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from transfer_queue.clients.access import UnitAccess
 from transfer_queue.clients.reading import read_columns
-from transfer_queue.clients.row_verbs import RowVerbs
+from transfer_queue.clients.row_verbs import CLEARED_AT_ONCE, RowVerbs
 from transfer_queue.errors import NotFound, QueueError, SegmentGone
 from transfer_queue.failpoints import failpoint
 from transfer_queue.metadata import KVBatchMeta
@@ -229,8 +229,10 @@ class QueueClient(RowVerbs):
         return (await self._ask(ListKeys(partition), Listing)).partitions
 
     async def clear(self, partition: str, keys: Sequence[str]) -> None:
-        """Remove rows; unknown keys are ignored."""
-        await self._ask(Clear(partition, list(keys)), Ok)
+        """Remove rows; unknown keys are ignored. Many go in parts, so that nobody else waits for all of them."""
+        keys = list(keys)
+        for at in range(0, max(1, len(keys)), CLEARED_AT_ONCE):
+            await self._ask(Clear(partition, keys[at : at + CLEARED_AT_ONCE]), Ok)
 
     async def lease(
         self, partition: str, task: str, *, groups: int = 0, uids: Sequence[str] = (), wait: float = 60.0,

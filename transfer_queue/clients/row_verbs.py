@@ -23,6 +23,8 @@ R = TypeVar("R")
 USUAL_WAIT = 60.0
 """Seconds that a fetch waits for rows if nobody says how long."""
 
+CLEARED_AT_ONCE = 16384
+"""Rows that one request removes: about 50 ms, in which nobody else is served."""
 
 PAGE_ROWS = 20_000
 """Rows that are asked for at once when all are wanted."""
@@ -69,7 +71,8 @@ class RowVerbs:
 
     async def clear_rows(self, partition: str, rows: bytes) -> None:
         """Remove rows by serial; those that are gone are no error."""
-        await self._ask(Clear(partition, [], rows), Ok)
+        for at in range(0, max(1, len(rows)), 8 * CLEARED_AT_ONCE):
+            await self._ask(Clear(partition, [], rows[at : at + 8 * CLEARED_AT_ONCE]), Ok)
 
     async def clear_partition(self, partition: str) -> None:
         """Remove all rows, and the partition. Raises NotFound, or Conflict if groups in it are not done."""

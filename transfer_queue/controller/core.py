@@ -36,7 +36,7 @@ from transfer_queue.controller.absences import Absences
 from transfer_queue.controller.compaction import Compaction
 from transfer_queue.controller.fetching import Fetching
 from transfer_queue.controller.grants import SegmentGrants
-from transfer_queue.controller.pages import GROUPS, ROWS, Pages
+from transfer_queue.controller.pages import GROUPS, PARTITIONS, ROWS, Pages
 from transfer_queue.controller.parking import Parked, Parking, Replies, Waiting
 from transfer_queue.controller.recovery import recover, sections
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
@@ -71,6 +71,7 @@ from transfer_queue.net.messages import (
     Mutation,
     Ok,
     OpenPartition,
+    PartitionStats,
     Push,
     Query,
     QueueStats,
@@ -224,7 +225,8 @@ class ControllerCore:
             self._answer(client, request.id, body, reply)
         if isinstance(body, Bye):
             self.client_gone(client, now, died=False)
-        self._wake(getattr(body, "partition", None), now)
+        if not isinstance(body, Stats | ListKeys):  # they change nothing, whatever the number of partitions
+            self._wake(getattr(body, "partition", None), now)
         self._journal.settle(self._sections)
 
     def knows(self, client: str) -> bool:
@@ -297,7 +299,7 @@ class ControllerCore:
 
     def _serve(self, client: str, request: Request, now: float) -> Reply | None:
         """The answer, or None if the request was parked, or is answered in parts. Raises QueueError."""
-        parts = self._parts(request.body)
+        parts = self._parts(request.body, now)
         if parts is not None and self.pages is not None:
             self.pages.begin(client, request.id, parts)
             return None
@@ -314,7 +316,7 @@ class ControllerCore:
             case ListKeys() as body:
                 return self.ledger.listing(body.partition)
             case Stats() as body:
-                return self._stats(body, now)
+                return self._stats(self.ledger.stats(now, orders=body.orders))
             case Hello() | Bye():
                 return Ok()
             case OpenPartition(durability="journal") as body:
@@ -329,11 +331,15 @@ class ControllerCore:
                         self._fetching.forget(name)
                 return reply
 
-    def _parts(self, body: Mutation | Query) -> Iterator[Listing | Changes] | None:
+    def _parts(self, body: Mutation | Query, now: float) -> Iterator[Listing | Changes | QueueStats] | None:
         """The answer in parts, if it is long enough for that."""
         match body:
             case ListKeys() if self.pages is not None:
                 return self.ledger.listing_parts(body.partition, ROWS)
+            case Stats() if self.pages is not None and len(self.ledger.partitions) > PARTITIONS:
+                head = self._stats({})
+                pieces = self.ledger.stats_parts(now, PARTITIONS, orders=body.orders)
+                return (msgspec.structs.replace(head, partitions=piece) for piece in pieces)
             case Watch() if self.pages is not None:
                 return self.ledger.snapshot_parts(body.partition, body.since, GROUPS)
             case _:
@@ -477,11 +483,11 @@ class ControllerCore:
                 self._grants.free([m.segment.segment])
         return Ok()
 
-    def _stats(self, m: Stats, now: float) -> Reply:
+    def _stats(self, partitions: dict[str, PartitionStats]) -> QueueStats:
         units = {unit.client for unit in self._grants.units.values()}
         return QueueStats(
             epoch=self.ledger.epoch,
-            partitions=self.ledger.stats(now, orders=m.orders),
+            partitions=partitions,
             units=self._grants.stats(),
             clients=sum(client not in units for client in self._clients),
         )

@@ -177,6 +177,16 @@ class Ledger:
         """Depth, bytes and ages, by partition; with `orders` also which groups are outstanding."""
         return {name: queries.stats(p, now, orders=orders) for name, p in self.partitions.items()}
 
+    def stats_parts(self, now: float, size: int, *, orders: bool = False) -> Iterator[dict[str, m.PartitionStats]]:
+        """`stats` in pieces of `size` partitions, of those that there are now."""
+        names = list(self.partitions)
+
+        def part(at: int) -> dict[str, m.PartitionStats]:
+            here = ((name, self.partitions.get(name)) for name in names[at : at + size])
+            return {name: queries.stats(p, now, orders=orders) for name, p in here if p is not None}
+
+        return map(part, range(0, max(1, len(names)), size))
+
     def situation(self, partition: str, now: float) -> str:
         """One line on how things stand, for the error of somebody who waited in vain."""
         return queries.situation(self.partition(partition), now)

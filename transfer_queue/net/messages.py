@@ -593,7 +593,7 @@ class Part(Message, tag=True):
     """Part number `index` of a long answer; without a body, it is the end. A new number 0 begins the answer anew."""
 
     index: int
-    body: Listing | Changes | None = None
+    body: Listing | Changes | QueueStats | None = None
 
 
 class PartitionStats(Message):

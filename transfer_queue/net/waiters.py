@@ -12,7 +12,7 @@ import msgspec
 from transfer_queue.errors import DeadlineExceeded, QueueError
 from transfer_queue.net.argument_errors import verb_of
 from transfer_queue.net.codec import error_of
-from transfer_queue.net.messages import Changes, Failed, Listing, Mutation, Part, Query, Reply
+from transfer_queue.net.messages import Changes, Failed, Listing, Mutation, Part, Query, QueueStats, Reply
 
 MAX_ORPHANS = 1000
 """Requests given up whose answer may still come."""
@@ -24,7 +24,7 @@ class Waiting:
     future: asyncio.Future[Reply]
     asked: float
     timeout: float
-    parts: list[Listing | Changes] = field(default_factory=list)  # of its answer, so far
+    parts: list[Listing | Changes | QueueStats] = field(default_factory=list)  # of its answer, so far
 
     @property
     def deadline(self) -> float:
@@ -137,8 +137,11 @@ class Waiters:
             self._set_timer(deadline)
 
 
-def joined(parts: list[Listing | Changes]) -> Reply:
-    """A listing, or a snapshot with its oldest groups first, from its parts."""
+def joined(parts: list[Listing | Changes | QueueStats]) -> Reply:
+    """A listing, the stats, or a snapshot with its oldest groups first, from its parts."""
+    if isinstance(parts[0], QueueStats):
+        several = (part.partitions for part in parts if isinstance(part, QueueStats))
+        return msgspec.structs.replace(parts[0], partitions={name: p for each in several for name, p in each.items()})
     if isinstance(parts[0], Changes):
         changes = [part for part in parts if isinstance(part, Changes)]
         groups = sorted(
