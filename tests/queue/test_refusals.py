@@ -150,11 +150,23 @@ def test_a_full_disk_is_named_to_who_waits_for_a_segment():
     assert "unit 0 cannot make segments: /u0: No space left on device" in answers[-1].message
 
 
-@pytest.mark.parametrize("content", ["", "x", "-1", "1.5"])
+@pytest.mark.parametrize("content", ["", "x", "-1", "1.5", "7", "7 ", "7 0123456789abcdef", "1" * 5000])
 def test_a_damaged_incarnation_says_which_file_and_what_to_do(tmp_path, content):
     (tmp_path / "incarnation").write_text(content)
     with pytest.raises(Invalid, match=r"incarnation holds .* remove the directory"):
         UnitFiles(tmp_path, 0, budget=1 << 20)
+
+
+def test_an_incarnation_that_is_another_number_now_is_refused(tmp_path):
+    files = UnitFiles(tmp_path, 0, budget=1 << 20)
+    files.close()
+    path = tmp_path / "incarnation"
+    number, digest = path.read_text().split()
+    path.write_text(f"{int(number) - 1} {digest}")
+    with pytest.raises(Invalid, match=r"incarnation holds .* not a number with its digest.* remove the directory"):
+        UnitFiles(tmp_path, 0, budget=1 << 20)
+    path.write_text(f"{number} {digest}")
+    assert UnitFiles(tmp_path, 0, budget=1 << 20).incarnation == files.incarnation + 1
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"run": "r"}', '{"run": 1, "storage": 2}'])

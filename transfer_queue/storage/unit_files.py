@@ -2,7 +2,7 @@
 
 lock          held by the living unit (flock)
 incarnation   grows whenever a unit is started here, from a random number on: part of each segment id, so that none
-              comes twice, even if this directory is lost
+              comes twice, even if this directory is lost; with its digest (xxh3-64)
 nonce         begins with the boot id: a client that can read it and has that boot id is on the same node, and maps
               segments instead of asking for bytes
 *.seg         segments, by id
@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from transfer_queue.errors import Invalid, SegmentGone
 from transfer_queue.failpoints import failpoint
@@ -287,7 +288,7 @@ class UnitFiles:
         known = [number for number in told if number is not None]
         number = max(known) + 1 if known else first_incarnation()
         for home in directories:
-            replace_file(home / "incarnation", str(number))
+            replace_file(home / "incarnation", _with_digest(number))
             sync_directory(home)
         return number
 
@@ -309,13 +310,18 @@ def _read_number(path: Path) -> int | None:
     text = text_if_there(path)
     if text is None:
         return None
-    text = text.strip()
-    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+    number = text.partition(" ")[0]
+    if not (number.isascii() and number.isdecimal() and len(number) <= 9 and text == _with_digest(int(number))):
         raise Invalid(
-            f"{path} holds {text[:40]!r}, not a number; without it segment ids could come twice: remove the directory "
-            f"{path.parent} (the rows in it are lost and are generated again)"
+            f"{path} holds {text[:40]!r}, not a number with its digest; without it segment ids could come twice: "
+            f"remove the directory {path.parent} (the rows in it are lost and are generated again)"
         )
-    return int(text)
+    return int(number)
+
+
+def _with_digest(number: int) -> str:
+    """A number as it stands in its file, so that another number in its place is noticed."""
+    return f"{number} {xxhash.xxh3_64_hexdigest(str(number).encode())}"
 
 
 def replace_file(path: Path, text: str) -> None:
