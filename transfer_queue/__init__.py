@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from transfer_queue.interface import save_checkpoint as save_checkpoint
     from transfer_queue.metadata import BatchMeta as BatchMeta
     from transfer_queue.metadata import KVBatchMeta as KVBatchMeta
+    from transfer_queue.net.messages import GroupSpec as GroupSpec
+    from transfer_queue.net.messages import SessionClose as SessionClose
+    from transfer_queue.net.messages import TaskSpec as TaskSpec
     from transfer_queue.operations.doctor import doctor as doctor
     from transfer_queue.sampler import BaseSampler as BaseSampler
     from transfer_queue.sampler import GRPOGroupNSampler as GRPOGroupNSampler
@@ -62,6 +65,7 @@ _WHERE = {
     "transfer_queue.dataloader": ("StreamingDataLoader", "StreamingDataset"),
     "transfer_queue.errors": ("StorageKeyNotFoundError",),
     "transfer_queue.metadata": ("BatchMeta", "KVBatchMeta"),
+    "transfer_queue.net.messages": ("GroupSpec", "SessionClose", "TaskSpec"),
     "transfer_queue.clients.parsers": ("register_data_parser",),
     "transfer_queue.service.attached": ("init", "close", "get_client", "get_metrics_endpoint"),
     "transfer_queue.sampler": (
@@ -87,6 +91,10 @@ def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'transfer_queue' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def _version() -> str:

@@ -82,27 +82,28 @@ def _without_client(verb: Callable[..., Any]) -> Any:
 
 async def _kv_put(
     client: QueueClient, key: str, partition_id: str, fields: Fields | None = None, tag: Tag | None = None,
-    data_parser: str | None = None,
+    data_parser: str | None = None, *, wait: float | None = None,
 ) -> KVBatchMeta:  # fmt: skip
     """Upsert one row: a TensorDict of batch size 1, or a dict with one value per field. See kv_batch_put."""
     columns = parse(data_parser, columns_of_one(fields), 1)
-    return await _put(client, [key], partition_id, columns, None if tag is None else [tag])
+    return await _put(client, [key], partition_id, columns, None if tag is None else [tag], wait)
 
 
 async def _kv_batch_put(
     client: QueueClient, keys: Sequence[str], partition_id: str, fields: Fields | None = None,
-    tags: Sequence[Tag] | None = None, data_parser: str | None = None,
+    tags: Sequence[Tag] | None = None, data_parser: str | None = None, *, wait: float | None = None,
 ) -> KVBatchMeta:  # fmt: skip
     """Upsert fields of rows, and merge tags into theirs. Returns their merged tags and all fields they now have.
 
     Rows, fields and tags become visible together, or not at all. `data_parser` names a function that was registered
-    with `register_data_parser`. Raises ValueError if lengths differ, keys repeat, or neither fields nor tags are given.
+    with `register_data_parser`. Raises ValueError if lengths differ, keys repeat, or neither fields nor tags are given,
+    and QueueFull if there is no room after `wait` seconds (60).
     """
     rows = batch_size(fields)
     if rows is not None and rows != len(keys):
         raise ValueError(f"{len(keys)} keys but fields of batch size {rows}")
     columns = parse(data_parser, columns_of(fields), len(keys))
-    return await _put(client, list(keys), partition_id, columns, tags)
+    return await _put(client, list(keys), partition_id, columns, tags, wait)
 
 
 async def _kv_batch_get(
@@ -196,7 +197,12 @@ load_checkpoint, async_load_checkpoint = _twins(_load_checkpoint)
 
 
 async def _put(
-    client: QueueClient, keys: list[str], partition: str, columns: dict[str, Column], tags: Sequence[Tag] | None
+    client: QueueClient,
+    keys: list[str],
+    partition: str,
+    columns: dict[str, Column],
+    tags: Sequence[Tag] | None,
+    wait: float | None,
 ) -> KVBatchMeta:
     _check_keys(keys)
     for field in columns:
@@ -206,7 +212,7 @@ async def _put(
         raise ValueError("give fields, tags, or both")
     if tags is not None and len(tags) != len(keys):
         raise ValueError(f"{len(keys)} keys but {len(tags)} tags")
-    return await client.put(partition, keys, columns, tags=None if tags is None else plain_tags(keys, tags))
+    return await client.put(partition, keys, columns, tags=None if tags is None else plain_tags(keys, tags), wait=wait)
 
 
 def _check_keys(keys: list[str]) -> None:

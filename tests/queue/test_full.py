@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +97,25 @@ async def test_a_row_that_no_budget_can_hold_is_refused_at_once(tmp_path):
         with pytest.raises(Invalid, match=r"exceed the budget of every storage unit \(at most 4194304\).*raise"):
             await client.put("p", ["k"], {"x": np.zeros((1, 8 * MIB))})
         assert (await client.list()) == {}
+
+
+async def test_a_put_into_a_full_queue_ends_after_its_wait_with_numbers_and_the_verbs_that_help(tmp_path):
+    async with LocalQueue(unit_budget_bytes=4 * MIB, segment_bytes=MIB) as queue:
+        client = queue.client("c")
+        began = time.monotonic()
+        full = None
+        for i in range(100):
+            try:
+                await client.put("p", [f"k{i}"], {"x": np.zeros((1, MIB // 8))}, wait=0.2)
+            except QueueFull as error:
+                full = error
+                break
+        assert time.monotonic() - began < 10
+    said = str(full)
+    used, budget, free = map(int, re.findall(r"uses (\d+) of (\d+) bytes, (\d+) are free", said)[0])
+    assert (used + free, budget) == (budget, 4 * MIB)
+    assert f"whole segments (of {MIB} bytes" in said
+    assert all(verb in said for verb in ("kv_clear", "drop", "ack", "wait=")), said
 
 
 def test_a_directory_without_room_for_the_budget_is_refused_before_anything_starts(small, tmp_path):

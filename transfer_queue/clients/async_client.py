@@ -72,7 +72,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 SEGMENT_WAIT = 60.0
-"""Seconds that a put waits for storage to write to. Consumers that do not ack are the usual reason."""
+"""Seconds that a put waits for storage to write to, unless it says otherwise. Consumers that do not ack are the usual
+reason."""
 
 ATTEMPTS = 20
 """How often bytes are copied (or read) again because their segment went with its unit or controller: about 8 s."""
@@ -138,9 +139,10 @@ class QueueClient(RowVerbs):
 
     async def put(
         self, partition: str, keys: Sequence[str], columns: Mapping[str, Any], *, tags: list[Tag] | None = None,
-        token: Token | None = None, closes: Sequence[SessionClose] = (), rows: bytes = b"",
+        token: Token | None = None, closes: Sequence[SessionClose] = (), rows: bytes = b"", wait: float | None = None,
     ) -> KVBatchMeta:  # fmt: skip
-        """Upsert fields of rows; rows, tags and session ends become visible together. Raises Fenced, Conflict, and
+        """Upsert fields of rows; rows, tags and session ends become visible together. Raises Fenced, Conflict,
+        QueueFull if there is no storage to write to after `wait` seconds (60), and
         StorageKeyNotFoundError if a key no longer names the row of its serial in `rows` (int64, packed).
 
         A column may be a Column, a numpy array (row i = array[i]), a list with one entry per row (1-D and higher
@@ -172,7 +174,7 @@ class QueueClient(RowVerbs):
             await self._use(arena, reply.grants)
             committed.append(reply)
 
-        await self._store(partition, packed, send)
+        await self._store(partition, packed, send, wait)
         reply = committed[-1]
         merged = reply.tags
         if merged is None:  # nothing was there to merge with; they are flat, else the controller had refused them
@@ -299,12 +301,12 @@ class QueueClient(RowVerbs):
 
     # --- storing ---------------------------------------------------------------------------------------------
 
-    async def _store(self, partition: str, columns: dict[str, Column], send: Any) -> None:
+    async def _store(self, partition: str, columns: dict[str, Column], send: Any, wait: float | None = None) -> None:
         """Copy columns into segments and `send` their blocks; again if the segments went meanwhile."""
         arena = self._arenas[partition]
         error = SegmentGone(f"partition {partition!r} has no segment to write to")
         for attempt in range(ATTEMPTS):
-            extents = await self._place(partition, [column.nbytes for column in columns.values()])
+            extents = await self._place(partition, [column.nbytes for column in columns.values()], wait)
             try:
                 blocks = [fill(e, field, column) for e, (field, column) in zip(extents, columns.items(), strict=True)]
                 await self._access.upload(extents)
@@ -321,17 +323,17 @@ class QueueClient(RowVerbs):
                 arena.settle(extents)
         raise error
 
-    async def _place(self, partition: str, sizes: list[int]) -> list[Extent]:
+    async def _place(self, partition: str, sizes: list[int], wait: float | None) -> list[Extent]:
         """Room for all blocks, waiting for new segments if need be: one request at a time, its segment serves all."""
-        arena = self._arenas[partition]
+        arena, wait = self._arenas[partition], SEGMENT_WAIT if wait is None else wait
         while isinstance(extents := arena.place(sizes), int):
             async with self._asking:
                 if not isinstance(extents := arena.place(sizes), int):
                     return extents
                 sealed = arena.sealed()
                 try:
-                    request = SegmentRequest(extents, SEGMENT_WAIT, sealed, partition)
-                    reply = await self._ask(request, Granted, SEGMENT_WAIT)
+                    request = SegmentRequest(extents, wait, sealed, partition)
+                    reply = await self._ask(request, Granted, wait)
                 except (QueueError, asyncio.CancelledError):
                     arena.seal_again(sealed)
                     raise

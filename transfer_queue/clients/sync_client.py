@@ -61,9 +61,10 @@ class SyncQueueClient:
 
     def put(
         self, partition: str, keys: Sequence[str], columns: Mapping[str, Any], *, tags: list[Tag] | None = None,
-        token: Token | None = None, closes: Sequence[SessionClose] = (),
+        token: Token | None = None, closes: Sequence[SessionClose] = (), wait: float | None = None,
     ) -> KVBatchMeta:  # fmt: skip
-        return self._loop.run(self.client.put(partition, keys, columns, tags=tags, token=token, closes=closes))
+        work = self.client.put(partition, keys, columns, tags=tags, token=token, closes=closes, wait=wait)
+        return self._loop.run(work)
 
     def get(
         self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None, *, copy: bool = True
@@ -131,3 +132,8 @@ class SyncQueueClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+for _name, _verb in vars(SyncQueueClient).items():
+    if callable(_verb) and not _verb.__doc__ and not _name.startswith("_"):
+        _verb.__doc__ = getattr(QueueClient, _name).__doc__

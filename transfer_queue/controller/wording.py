@@ -36,7 +36,7 @@ def admit(ledger: Ledger, m: Admit, who: str, waited: float, now: float) -> str:
         f"{who!r} waited {waited:.1f} s for credit for {len(m.groups)} groups in partition {m.partition!r}: "
         f"{p.outstanding()} of {p.max_groups or 'unlimited'} are outstanding, {p.rows.nbytes} of "
         f"{p.max_bytes or 'unlimited'} bytes live. Now: {ledger.situation(m.partition, now)}. Credit returns when "
-        "groups are trained or dropped, bytes when their step is committed (CommitStep); wait longer, or raise "
+        "groups are trained or dropped, bytes when their step is committed (commit_step); wait longer, or raise "
         "max_groups or max_bytes"
     )
 
@@ -48,13 +48,14 @@ def segment(grants: SegmentGrants, m: SegmentRequest, who: str, waited: float) -
     if errors:
         why = "; ".join(f"unit {number} cannot make segments: {error}" for number, error in errors.items())
         return (
-            f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {why} ({_units(units)}). Make room "
+            f"{who!r} waited {waited:.1f} s for room for {m.nbytes} bytes: {why} ({_units(units)}). Make room "
             "there, or lower unit_budget_bytes or set another storage_dir and start the queue again"
         )
     why = "".join(f"; unit {number} cannot write segments to disk: {error}" for number, error in disk.items())
     return (
-        f"{who!r} waited {waited:.1f} s for a segment of {m.nbytes} bytes: {_units(units)}{why}. Rows are freed by "
-        "CommitStep, Drop and Clear; wait longer, or raise unit_budget_bytes or spill_budget_bytes"
+        f"{who!r} waited {waited:.1f} s for room for {m.nbytes} bytes, which comes in whole segments "
+        f"({_segments(grants)}): {_units(units)}{why}. Free rows with kv_clear (clear), drop, or ack and commit_step; "
+        "or wait longer (wait=...), or raise unit_budget_bytes or spill_budget_bytes"
     )
 
 
@@ -67,9 +68,15 @@ def lookup(units: list[UnitStats], m: Lookup | Find, who: str, waited: float) ->
     )
 
 
+def _segments(grants: SegmentGrants) -> str:
+    sizes = sorted({unit.segment_bytes for unit in grants.units.values()})
+    return f"of {' or '.join(map(str, sizes))} bytes, or one that holds a larger put"
+
+
 def _units(units: list[UnitStats]) -> str:
     return "; ".join(
-        f"unit {unit.unit} {'uses' if unit.alive else 'is gone, used'} {unit.used} of {unit.budget} bytes"
+        f"unit {unit.unit} {'uses' if unit.alive else 'is gone, used'} {unit.used} of {unit.budget} bytes, "
+        f"{max(0, unit.budget - unit.used)} are free"
         + (f" and {unit.spilled} of {unit.spill_budget} on disk" if unit.spill_budget else "")
         for unit in units
     )
