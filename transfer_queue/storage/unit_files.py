@@ -72,6 +72,14 @@ class UnitFiles:
         self.budget = budget
         private_directory(self.directory)
         self._lock = lock_file(self.directory / "lock", f"storage unit {unit}", wait=5.0)
+        try:
+            self._open(spill)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self, spill: str | Path | None) -> None:
+        """Find what is there. The lock is held."""
         self.nonce = self._read_or_make_nonce()
         self.disk = SpillDirectory(spill, self.nonce) if spill is not None else None
         self.incarnation = self._next_incarnation()
