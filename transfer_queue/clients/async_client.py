@@ -10,12 +10,16 @@ itself: unanswered requests are sent again, and bytes in a segment that is gone 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from transfer_queue.clients.access import UnitAccess
+from transfer_queue.clients.dropped import close_when_dropped
 from transfer_queue.clients.reading import read_columns
 from transfer_queue.clients.row_verbs import CLEARED_AT_ONCE, RowVerbs
 from transfer_queue.errors import NotFound, QueueError, SegmentGone
@@ -95,8 +99,10 @@ class QueueClient(RowVerbs):
         self._asking = asyncio.Lock()
         self._orphans: set[asyncio.Task] = set()
         self._strays: list[int] = []  # segments granted to nobody any more, to be sealed with the next commit
-        transport.on_welcome = self._on_welcome
-        transport.on_orphan = self._on_orphan
+        own = weakref.ref(self)  # the event loop holds the transport: it must not hold a client that nobody has
+        transport.on_welcome = lambda *news: (client := own()) and client._on_welcome(*news)
+        transport.on_orphan = lambda *news: (client := own()) and client._on_orphan(*news)
+        self._dropped: weakref.finalize | None = None
 
     @classmethod
     async def connect(
@@ -109,7 +115,10 @@ class QueueClient(RowVerbs):
             address, name=name, timeout=timeout, on_welcome=lambda welcome, _: access.learn(welcome.units),
             heeds_closing=True,
         )  # fmt: skip
-        return cls(transport, access)
+        client = cls(transport, access)
+        end = partial(_close_soon, asyncio.get_running_loop(), transport, access)
+        client._dropped = close_when_dropped(client, name, end)
+        return client
 
     @property
     def ended(self) -> bool:
@@ -293,6 +302,8 @@ class QueueClient(RowVerbs):
 
     async def close(self) -> None:
         """End this client: its leases are released, its segments sealed."""
+        if self._dropped is not None:
+            self._dropped.detach()
         for task in self._orphans:
             task.cancel()
         await self._transport.close()
@@ -379,3 +390,22 @@ class QueueClient(RowVerbs):
             await self.nack(partition, token, uids, reason="nobody waited for this lease any more")
         except QueueError as error:
             log.warning("client %r could not give back %s: %s", self.name, uids, error)
+
+
+_closing: set[asyncio.Task[None]] = set()  # of dropped clients: a loop holds its tasks weakly
+
+
+def _close_soon(loop: asyncio.AbstractEventLoop, transport: Transport, access: UnitAccess) -> None:
+    """In the client's loop, unless that has ended, and its sockets with it."""
+
+    async def close() -> None:
+        await transport.close()
+        access.close()
+
+    def begin() -> None:
+        task = loop.create_task(close())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(begin)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from transfer_queue.clients.async_client import QueueClient
+from transfer_queue.clients.dropped import close_when_dropped
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.client_loop import ClientLoop
 from transfer_queue.net.messages import (
@@ -38,6 +41,7 @@ class SyncQueueClient:
         except BaseException:
             self._loop.close()
             raise
+        self._dropped = close_when_dropped(self, name, partial(_close_beside, self._loop, self.client))
 
     @property
     def loop(self) -> ClientLoop:
@@ -121,11 +125,8 @@ class SyncQueueClient:
 
     def close(self) -> None:
         """End this client; a second call does nothing."""
-        if self._loop.alive:
-            try:
-                self._loop.run(self.client.close())
-            finally:
-                self._loop.close()
+        self._dropped.detach()
+        _close(self._loop, self.client)
 
     def __enter__(self) -> SyncQueueClient:
         return self
@@ -137,3 +138,16 @@ class SyncQueueClient:
 for _name, _verb in vars(SyncQueueClient).items():
     if callable(_verb) and not _verb.__doc__ and not _name.startswith("_"):
         _verb.__doc__ = getattr(QueueClient, _name).__doc__
+
+
+def _close(loop: ClientLoop, client: QueueClient) -> None:
+    if loop.alive:
+        try:
+            loop.run(client.close())
+        finally:
+            loop.close()
+
+
+def _close_beside(loop: ClientLoop, client: QueueClient) -> None:
+    """In a thread: the garbage collector may be at work in that of the loop itself."""
+    threading.Thread(target=_close, args=(loop, client), name=f"close-{loop.name}", daemon=True).start()
