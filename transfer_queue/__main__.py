@@ -3,7 +3,7 @@
     serve DIRECTORY           run a queue on this machine, without Ray, until Ctrl-C; prints how to connect
     stat                      partitions by state, storage units, clients
     peek KEY                  the tags and fields of one row
-    tail                      follow what becomes of groups
+    tail                      the groups, then what becomes of them
     dead                      groups that ended dead, and why
     replay UID...             give dead groups back to the generators
     doctor                    listeners, room, versions, leftovers of dead runs, and what to do about them
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -142,7 +143,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from transfer_queue.operations.doctor import as_json, doctor, leftover_line
     from transfer_queue.storage.leftovers import remove_leftover
 
-    report = doctor(args.queue, storage_dir=args.storage_dir)
+    report = doctor(args.queue or os.environ.get("TQ_DIRECTORY") or None, storage_dir=args.storage_dir)
     if args.clean is None:
         sys.stdout.write((as_json(report) if args.json else report.text()) + "\n")
         return int(bool(report.findings))

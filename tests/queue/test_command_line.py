@@ -87,7 +87,10 @@ def test_tail_follows_what_becomes_of_groups(service):
         leased = client.lease("jobs", "generate", uids=["u1"])
         client.nack("jobs", leased.token, ["u1"])
         out, _ = tail.communicate(timeout=20)
-    assert out.splitlines()[-1].startswith("u1  pending, attempt 1")
+    lines = out.splitlines()
+    assert lines[0].startswith("2 groups in jobs; what becomes of them follows")
+    assert [line.split()[0] for line in lines[1:3]] == ["u0", "u1"]
+    assert lines[-1].startswith("u1  pending, attempt 1")
 
 
 def test_without_a_directory_the_environment_names_the_queue(service, monkeypatch, capsys):
@@ -105,6 +108,15 @@ def test_without_a_directory_the_environment_names_the_queue(service, monkeypatc
 def test_a_queue_that_is_none_is_one_line(tmp_path, capsys):
     assert main(["stat", "-q", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_queue_that_does_not_run_is_told_at_once(tmp_path, capsys):
+    QueueService(tmp_path / "queue", storage_dir=tmp_path, unit_budget_bytes=64 << 20)
+    began = time.monotonic()
+    for verb in (["stat"], ["peek", "a"], ["tail"]):
+        assert main([*verb, "-q", str(tmp_path / "queue")]) == 2
+        assert "does not run" in capsys.readouterr().err
+    assert time.monotonic() - began < 4
 
 
 def test_serve_runs_a_queue_and_prints_how_to_connect(tmp_path):

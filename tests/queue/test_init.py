@@ -143,6 +143,11 @@ def test_a_script_that_was_killed_leaves_nothing_that_clean_does_not_remove(tmp_
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_the_public_names_are_listed():
+    assert {"init", "kv_put", "GroupSpec", "TaskSpec", "SessionClose", "SyncQueueClient"} <= set(dir(tq))
+    assert tq.SyncQueueClient.lease.__doc__ == tq.QueueClient.lease.__doc__
+
+
 def test_init_takes_less_than_a_second(conf):
     """Where nothing else is to be done; ten times that is allowed for a machine that is busy."""
     began = time.monotonic()

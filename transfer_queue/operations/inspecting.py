@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from transfer_queue.client import QueueClient
-from transfer_queue.errors import Invalid, NotFound
+from transfer_queue.errors import Disconnected, Invalid, NotFound
+from transfer_queue.net.ending import is_held
 from transfer_queue.net.messages import Group, QueueStats
 from transfer_queue.operations.terminal import age, plain, size, table
 from transfer_queue.service.queue_service import read_address
@@ -62,9 +63,13 @@ async def peek(client: QueueClient, args: argparse.Namespace, write: Write) -> i
 
 
 async def tail(client: QueueClient, args: argparse.Namespace, write: Write) -> int:
-    """One line for each change of a group, from now on."""
+    """The groups that there are, then one line for each change of one."""
     partition = await _partition(client, args.partition)
-    since, left = (await client.watch(partition, -1, wait=0.0)).seq, args.number
+    now, left = await client.watch(partition, -1, wait=0.0), args.number
+    write(f"{len(now.groups)} groups in {plain(partition)}; what becomes of them follows (Ctrl-C ends)\n")
+    for group in now.groups:
+        write(_group_line(group))
+    since = now.seq
     while True:
         changes = await client.watch(partition, since, wait=60.0)
         since = changes.seq
@@ -131,7 +136,7 @@ def stats_text(stats: QueueStats) -> str:
 def _address(directory: Path | None) -> dict[str, str]:
     """Raises Invalid or Disconnected, saying what to give."""
     if directory is not None:
-        return read_address(directory)
+        return _running(directory)
     text, named = os.environ.get("TQ_ADDRESS"), os.environ.get("TQ_DIRECTORY")
     if text:
         try:
@@ -139,8 +144,15 @@ def _address(directory: Path | None) -> dict[str, str]:
         except (ValueError, AttributeError):
             raise Invalid(f"TQ_ADDRESS holds {plain(text, 60)!r}, not an address in JSON") from None
     if named:
-        return read_address(named)
+        return _running(Path(named))
     raise Invalid("which queue? give its directory (-q), or set TQ_DIRECTORY (or TQ_ADDRESS)")
+
+
+def _running(directory: Path) -> dict[str, str]:
+    address = read_address(directory)
+    if not is_held(directory / "service.lock"):
+        raise Disconnected(f"the queue in {directory} does not run; `serve {directory}` starts it again")
+    return address
 
 
 async def _partition(client: QueueClient, name: str | None) -> str:
