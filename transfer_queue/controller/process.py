@@ -25,7 +25,7 @@ from pathlib import Path
 from transfer_queue.controller.absences import UNIT_LOST_AFTER
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.fetching import Fetching
-from transfer_queue.errors import Invalid
+from transfer_queue.errors import Invalid, QueueError
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.codec import MAX_FRAME, BadArgument, decode_request, encode, failed_of
 from transfer_queue.net.curve import check_network_endpoint, is_network
@@ -37,6 +37,7 @@ from transfer_queue.net.stream_listener import StreamListener
 from transfer_queue.net.transport import host_id, read_key
 from transfer_queue.sampler import load_sampler
 from transfer_queue.service.lifetime import exited
+from transfer_queue.storage.journal import JournalFailed
 from transfer_queue.storage.unit_files import lock_file
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,11 @@ class ControllerServer:
             return
         if isinstance(request.body, Hello):
             self._greeting = client, request.body, pid
-        self._core.handle(client, request, time.monotonic())
+        try:
+            self._core.handle(client, request, time.monotonic())
+        except JournalFailed as error:
+            self._tell(error)
+            raise
         self._greeting = None
         if isinstance(request.body, Bye):
             self._unwatch(client)
@@ -113,6 +118,13 @@ class ControllerServer:
         if self._core.pages:
             self._core.pages.step()
         self._turn_ends()
+
+    def _tell(self, error: JournalFailed) -> None:
+        """Before this process ends, whose change is not in the journal hears of it: no later life will know it."""
+        if error.client:
+            refusal = QueueError(f"nothing was done, the controller cannot write its journal: {error}; make room")
+            self._listener.send(error.client, encode(Response(error.request, failed_of(refusal))))
+            self._listener.flush()
 
     def _refuse(self, why: str) -> None:
         self._nuisance.note(why)

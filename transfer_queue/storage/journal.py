@@ -47,6 +47,13 @@ Sections = Callable[[], Iterable[list[Any]]]
 """Gives the controller's state of now, in sections (ledger/dump.py)."""
 
 
+class JournalFailed(OSError):
+    """The disk took no record: that of request `request` of `client`. The file ends before it."""
+
+    client = ""
+    request = 0
+
+
 class JournalLike(Protocol):
     """Where a controller writes what it accepted, before it answers."""
 
@@ -126,9 +133,15 @@ class Journal:
         self._open(first)
 
     def append(self, record: Record) -> None:
-        """Write one record. Raises OSError (disk full, ...), after which this journal must not be used any more."""
+        """Write one record. Raises JournalFailed (disk full, ...), after which this journal must not be used any more:
+        what was written of the record is cut off."""
         payload = self._encoder.encode(record)
-        self._write(frame(payload))
+        try:
+            self._write(frame(payload))
+        except OSError as error:
+            failed = JournalFailed(error.errno, f"{error.strerror}: the journal takes no record", str(self.path))
+            failed.client, failed.request = record.client, record.request
+            raise failed from error
 
     def rotate(self, first: int) -> None:
         """Give the file its name for later, and begin a new one for records from number `first` on."""
@@ -164,10 +177,14 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        if self._fsync:
-            os.fdatasync(self._fd)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+            if self._fsync:
+                os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - (len(data) - len(view)))
+            raise
 
 
 def header(first: int) -> bytes:
