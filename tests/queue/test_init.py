@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ import pytest
 
 import transfer_queue as tq
 from transfer_queue.__main__ import main
-from transfer_queue.errors import Disconnected, Invalid
+from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid
+from transfer_queue.service import attached
 from transfer_queue.service.attached import ADDRESS_VARIABLE, DIRECTORY_VARIABLE
 from transfer_queue.settings import read_settings
 
@@ -305,3 +307,31 @@ def test_when_the_owner_closes_others_are_told_at_once_and_find_the_next_queue(c
     tq.kv_put("b", "p", tag={})
     out, _ = other.communicate("\n", timeout=60)
     assert out.strip() == "{'p': {'b': {}}}"
+
+
+HOLD = """
+import sys
+from transfer_queue.service.attached import _only_one
+with _only_one(sys.argv[1]):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_init_does_not_wait_for_ever_for_a_process_that_is_stopped_while_it_starts_a_queue(conf, monkeypatch):
+    monkeypatch.setattr(attached, "INIT_WAIT", 0.2)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, conf["directory"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        holder.send_signal(signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded, match=rf"waited 0.2 s for process {holder.pid}.*kill -CONT {holder.pid}"):
+            tq.init(conf)
+    finally:
+        holder.kill()
+        holder.communicate()
+    monkeypatch.setattr(attached, "INIT_WAIT", 10.0)
+    tq.init(conf)  # what had waited in vain holds nothing
+    assert tq.kv_list() == {}

@@ -9,7 +9,6 @@ that has several), and only who started it ends it.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import logging
 import os
@@ -23,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from transfer_queue.clients.batch_client import TransferQueueClient
 from transfer_queue.clients.sync_client import SyncQueueClient
-from transfer_queue.errors import Disconnected, Invalid, QueueClosed
+from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueClosed
 from transfer_queue.net.ending import ANONYMOUS, why_ended
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
 from transfer_queue.settings import QueueSettings, differing, read_settings
 from transfer_queue.storage.private import open_regular, private_directory
-from transfer_queue.storage.unit_files import try_lock
+from transfer_queue.storage.unit_files import lock_within, try_lock
 
 if TYPE_CHECKING:
     from transfer_queue.operations.metrics import MetricsServer
@@ -41,6 +40,10 @@ ADDRESS_VARIABLE = "TQ_ADDRESS"
 
 DIRECTORY_VARIABLE = "TQ_DIRECTORY"
 """Environment variable with the directory of a queue service that was started by somebody else."""
+
+INIT_WAIT = 30.0
+"""Seconds that `init` waits for a process that is starting a queue in the same directory: a service starts in one, or
+gives up after twenty."""
 
 
 class NoQueue(Disconnected, AssertionError):
@@ -192,13 +195,21 @@ def _served(directory: str | None) -> dict[str, str] | None:
 @contextmanager
 def _only_one(directory: str | None) -> Iterator[None]:
     """One process at a time looks whether a queue lives in a directory, and starts one. Its holder is as quick as a
-    service starts or gives up, and a dead one holds it no longer."""
+    service starts or gives up, and a dead one holds it no longer. Raises DeadlineExceeded naming a stopped one."""
     if directory is None:
         yield
         return
     private_directory(directory)
-    with os.fdopen(open_regular(Path(directory, "init.lock"), os.O_WRONLY | os.O_CREAT), "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    path = Path(directory, "init.lock")
+    with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "rb+", buffering=0) as file:
+        if not lock_within(file.fileno(), INIT_WAIT):
+            holder = os.pread(file.fileno(), 20, 0).decode(errors="replace").strip() or "?"
+            raise DeadlineExceeded(
+                f"init waited {INIT_WAIT:g} s for process {holder}, which starts a queue in {directory} (it holds "
+                f"{path}): let it go on if it is stopped (kill -CONT {holder}), or end it, and call init again"
+            )
+        os.ftruncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
         yield
 
 

@@ -20,6 +20,7 @@ import itertools
 import logging
 import os
 import secrets
+import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -367,3 +368,21 @@ def try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def lock_within(fd: int, seconds: float) -> bool:
+    """Take the lock of an open file, waiting for its holder; whether it came in time. If not, close the file: a lock
+    that comes later is let go at once."""
+    if try_lock(fd):
+        return True
+    taken, same = threading.Event(), os.dup(fd)  # the lock is of both, until both are closed
+
+    def wait() -> None:
+        try:
+            fcntl.flock(same, fcntl.LOCK_EX)
+            taken.set()
+        finally:
+            os.close(same)
+
+    threading.Thread(target=wait, name="lock", daemon=True).start()
+    return taken.wait(seconds)
