@@ -13,13 +13,14 @@ for itself; the core answers nobody who has not said Hello with the run's key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from transfer_queue.controller.absences import UNIT_LOST_AFTER
@@ -89,11 +90,8 @@ class ControllerServer:
             return
         if isinstance(request.body, Hello):
             self._greeting = client, request.body, pid
-        try:
+        with self._telling():
             self._core.handle(client, request, time.monotonic())
-        except JournalFailed as error:
-            self._tell(error)
-            raise
         self._greeting = None
         if isinstance(request.body, Bye):
             self._unwatch(client)
@@ -119,12 +117,17 @@ class ControllerServer:
             self._core.pages.step()
         self._turn_ends()
 
-    def _tell(self, error: JournalFailed) -> None:
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
         """Before this process ends, whose change is not in the journal hears of it: no later life will know it."""
-        if error.client:
-            refusal = QueueError(f"nothing was done, the controller cannot write its journal: {error}; make room")
-            self._listener.send(error.client, encode(Response(error.request, failed_of(refusal))))
-            self._listener.flush()
+        try:
+            yield
+        except JournalFailed as error:
+            if error.client:
+                refusal = QueueError(f"nothing was done, the controller cannot write its journal: {error}; make room")
+                self._listener.send(error.client, encode(Response(error.request, failed_of(refusal))))
+                self._listener.flush()
+            raise
 
     def _refuse(self, why: str) -> None:
         self._nuisance.note(why)
@@ -186,7 +189,8 @@ class ControllerServer:
         away = self._away.pop(client, None)
         if away is not None:
             away.cancel()
-        self._core.client_gone(client, time.monotonic())
+        with self._telling():
+            self._core.client_gone(client, time.monotonic())
         self._turn_ends()
 
     def _unwatch(self, client: str) -> None:
@@ -209,7 +213,8 @@ class ControllerServer:
         """Requests that came in time but lie in the socket count before the deadline does."""
         self._timer = None
         self._listener.drain()
-        self._core.tick(time.monotonic())
+        with self._telling():
+            self._core.tick(time.monotonic())
         self._turn_ends()
 
 
