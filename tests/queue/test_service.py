@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,10 @@ from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueClosed
 from transfer_queue.keys import row_key
 from transfer_queue.net.codec import decode_response, encode
+from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.messages import VERSION, Failed, GroupSpec, Hello, Request, SessionClose, Stats, TaskSpec
 from transfer_queue.service import supervisor
+from transfer_queue.service.lifetime import wait_for_exit
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.storage.unit_files import replace_file
 
@@ -385,3 +388,29 @@ def test_a_long_directory_still_has_sockets_with_short_paths(tmp_path):
     with QueueService(deep, storage_dir=tmp_path, units=1) as service:
         assert len(service.address["socket"]) < 107
         assert QueueService(deep, storage_dir=tmp_path, units=1).address == service.address
+
+
+def test_ctrl_c_twice_during_a_start_leaves_no_thread_no_process_and_no_lock(tmp_path, monkeypatch):
+    """The first one ends the start, the second one the wait for the processes' end."""
+    service = QueueService(tmp_path / "q", storage_dir=tmp_path, unit_budget_bytes=1 << 24)
+
+    run, children = LoopThread.run, []
+
+    def run_and_press(thread, work):
+        if not children:
+            run(thread, work)  # all serve
+            children.extend(service.pids().values())
+        else:
+            work.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LoopThread, "run", run_and_press)
+        with pytest.raises(KeyboardInterrupt):
+            service.start()
+    assert children
+    assert "queue-service" not in [thread.name for thread in threading.enumerate()]
+    for pid in children:
+        assert wait_for_exit(pid, 10)
+    with service:
+        assert service.pids()

@@ -17,7 +17,11 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # a Ctrl-C while it waits for the thread, which nobody could end then
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, waited for by the calling thread."""

@@ -132,13 +132,13 @@ class QueueService:
             if not all(path.is_dir() for path in needed):  # after a clean stop
                 self._prepare(read_run(self.directory), self._storage.parent, None)
             read_key(self.address["key_file"])  # it may have been changed since
-            self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=LOCK_WAIT)
-            self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=LOCK_WAIT)
-            if self._spill is not None:
-                self._spill_lock = lock_file(self._spill / "lock", "a queue service", wait=LOCK_WAIT)
-            (self.directory / CLOSED).unlink(missing_ok=True)
-            self._thread = LoopThread("queue-service")
             try:
+                self._lock = lock_file(self.directory / "service.lock", "a queue service", wait=LOCK_WAIT)
+                self._storage_lock = lock_file(self._storage / "lock", "a queue service", wait=LOCK_WAIT)
+                if self._spill is not None:
+                    self._spill_lock = lock_file(self._spill / "lock", "a queue service", wait=LOCK_WAIT)
+                (self.directory / CLOSED).unlink(missing_ok=True)
+                self._thread = LoopThread("queue-service")
                 self._supervisor = Supervisor(self._make_children(), self.directory)
                 self._thread.run(self._supervisor.start(timeout))
             except BaseException:
@@ -219,17 +219,25 @@ class QueueService:
     # --- processes -------------------------------------------------------------------------------------------
 
     def _stop(self, *, clean: bool) -> None:
-        if self._thread is not None:
-            (self.directory / CLOSED).touch()  # clients that lose their connection now need not wait for it
-            self._thread.run(self._supervisor.stop())
-            self._thread.close()
-            self._thread = None
-        if clean:
-            self._remove_storage()
-        for lock in (self._spill_lock, self._storage_lock, self._lock):
-            if lock is not None:
-                os.close(lock)
-        self._spill_lock = self._storage_lock = self._lock = None
+        thread, self._thread = self._thread, None
+        try:
+            if thread is not None:
+                (self.directory / CLOSED).touch()  # clients that lose their connection now need not wait for it
+                thread.run(self._supervisor.stop())
+        finally:  # also if a second Ctrl-C ends the wait: with their thread the processes end
+            self._let_go(thread, clean=clean)
+
+    def _let_go(self, thread: LoopThread | None, *, clean: bool) -> None:
+        try:
+            if thread is not None:
+                thread.close()
+            if clean:
+                self._remove_storage()
+        finally:
+            for lock in (self._spill_lock, self._storage_lock, self._lock):
+                if lock is not None:
+                    os.close(lock)
+            self._spill_lock = self._storage_lock = self._lock = None
 
     def _make_children(self) -> list[Child]:
         units = [Child(f"unit-{unit}", self._unit_arguments(unit)) for unit in range(self._units)]
