@@ -19,6 +19,7 @@ from transfer_queue.__main__ import main
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid
 from transfer_queue.service import attached
 from transfer_queue.service.attached import ADDRESS_VARIABLE, DIRECTORY_VARIABLE
+from transfer_queue.service.lifetime import wait_for_exit
 from transfer_queue.settings import read_settings
 
 OmegaConf = pytest.importorskip("omegaconf").OmegaConf
@@ -119,6 +120,24 @@ def test_close_ends_what_this_process_started_and_init_goes_on_in_its_directory(
     tq.init(conf)
     assert tq.kv_list("p") == {"p": {"a": {"i": 1}}}
     assert tq.kv_batch_get("a", "p")["x"] == [[1, 2]]
+
+
+def test_a_close_that_is_interrupted_ends_all_the_same(conf, monkeypatch):
+    tq.init(conf)
+    pids, client = list(attached._process.service.pids().values()), tq.get_client()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tq.close()
+    client.close()
+    assert pids
+    assert all(wait_for_exit(pid, 10) for pid in pids)
+    tq.init(conf)
+    tq.kv_put("a", "p", tag={"i": 1})
 
 
 def test_without_a_directory_nothing_is_left(tmp_path, monkeypatch):

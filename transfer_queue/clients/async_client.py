@@ -195,6 +195,10 @@ class QueueClient(RowVerbs):
     ) -> dict[str, Column]:
         """Fields of rows, in the order of the keys; `None` = all that every row has. Raises NotFound.
 
+        Columns are numpy's, also of what was put as tensors: bfloat16 lies in uint16 arrays (its bits, which
+        `Column.dtype` says: "bfloat16"), and a row of a column of scalars is a numpy scalar, `np.int64(5)`, not a
+        tensor of no dimensions. `Column.values` gives all rows in one array; the kv verbs give tensors back.
+
         With `copy` false, a column whose rows lie one after another where they were put is a view: it costs nothing,
         is not checked against its digest, may be written to (nobody else sees it), and keeps its memory, outside the
         storage's budget, until it is freed. Other columns are copied.

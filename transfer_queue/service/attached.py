@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,24 +96,23 @@ def init(conf: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
 
 def close() -> None:
     """Close this process' client, and end the queue if this process started it. A second call does nothing."""
-    with _process.lock:
-        if _process.metrics is not None:
-            _process.metrics.close()
-            _process.metrics = None
-        if _process.client is not None:
-            _process.client.close()
-            _process.client = None
-        if _process.ray is not None:
-            _process.ray.withdraw()
-            _process.ray = None
+    with (
+        _process.lock,
+        ExitStack() as ending,
+    ):  # each is ended, last one first, though a Ctrl-C ends the wait for another
+        if _process.temporary is not None:
+            ending.callback(shutil.rmtree, _process.temporary, ignore_errors=True)
         if _process.service is not None:
-            _process.service.stop(clean=_process.temporary is not None)
-            _process.service = None
+            ending.callback(_process.service.stop, clean=_process.temporary is not None)
             if os.environ.get(ADDRESS_VARIABLE) == json.dumps(_process.address):
                 del os.environ[ADDRESS_VARIABLE]
-        if _process.temporary is not None:
-            shutil.rmtree(_process.temporary, ignore_errors=True)
-            _process.temporary = None
+        if _process.ray is not None:
+            ending.callback(_process.ray.withdraw)
+        if _process.client is not None:
+            ending.callback(_process.client.close)
+        if _process.metrics is not None:
+            ending.callback(_process.metrics.close)
+        _process.metrics = _process.client = _process.ray = _process.service = _process.temporary = None
 
 
 def get_client() -> TransferQueueClient:
