@@ -96,10 +96,8 @@ def init(conf: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
 
 def close() -> None:
     """Close this process' client, and end the queue if this process started it. A second call does nothing."""
-    with (
-        _process.lock,
-        ExitStack() as ending,
-    ):  # each is ended, last one first, though a Ctrl-C ends the wait for another
+    # Each is ended, the last one first, though a Ctrl-C ends the wait for another.
+    with _process.lock, ExitStack() as ending:
         if _process.temporary is not None:
             ending.callback(shutil.rmtree, _process.temporary, ignore_errors=True)
         if _process.service is not None:
