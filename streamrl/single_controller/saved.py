@@ -35,7 +35,7 @@ def save(data: DataProto, path: str | os.PathLike[str]) -> None:
             raise TypeError(f"batch[{name!r}] is {type(value).__name__}; a file holds dense and jagged tensors only")
         if value.is_nested:
             rows = value.unbind()
-            columns[f"jagged/{name}"] = torch.cat(rows) if rows else value.new_empty(0)
+            columns[f"jagged/{name}"] = torch.cat(rows) if rows else value.values()
             columns[f"lengths/{name}"] = torch.tensor([len(row) for row in rows], dtype=torch.long)
         else:
             columns[f"batch/{name}"] = value
@@ -87,11 +87,13 @@ def _unpacked(held: dict[str, Any]) -> np.ndarray:
 def _field(columns: dict[str, Any], name: str) -> Any:
     import torch
 
+    from streamrl.single_controller.tensordicts import no_jagged_rows
+
     if f"batch/{name}" in columns:
         return columns[f"batch/{name}"]
     flat, lengths = columns[f"jagged/{name}"], columns[f"lengths/{name}"].tolist()
     if not lengths:
-        return torch.nested.nested_tensor([], dtype=flat.dtype, layout=torch.jagged)
+        return no_jagged_rows(flat)
     return torch.nested.as_nested_tensor(list(flat.split(lengths)), layout=torch.jagged)
 
 

@@ -55,4 +55,12 @@ def is_jagged(value: Any) -> bool:
 def _jagged(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     if rows:
         return torch.nested.as_nested_tensor(rows, layout=like.layout)
+    if like.layout is torch.jagged:
+        return no_jagged_rows(like.values())
     return torch.nested.nested_tensor([], dtype=like.dtype, device=like.device, layout=like.layout)
+
+
+def no_jagged_rows(like: torch.Tensor) -> torch.Tensor:
+    """A jagged tensor of 0 rows, which torch makes of no list; `like` is [elements, ...], the values of such rows."""
+    offsets = torch.zeros(1, dtype=torch.long, device=like.device)
+    return torch.nested.nested_tensor_from_jagged(like.new_empty(0, *like.shape[1:]), offsets)

@@ -174,6 +174,17 @@ def test_jagged_tensors_keep_their_rows() -> None:
     assert [len(row) - 1 for row in back.batch["ids"].unbind()] == back.batch["row"].tolist() == [3, 1, 0, 2]
 
 
+def test_no_rows_of_a_jagged_field_are_rows_of_its_kind(tmp_path: Path) -> None:
+    rows = [torch.ones(length, 3, dtype=torch.float16) for length in (1, 2)]
+    proto = DataProto.from_dict({"x": torch.nested.as_nested_tensor(rows, layout=torch.jagged)})
+    proto[:0].save_to_disk(tmp_path / "rows")
+    empty = [proto[2:], proto[[]], *proto[:0].chunk(2), DataProto.load_from_disk(tmp_path / "rows")]
+    for none in empty:
+        assert none.batch is not None
+        assert (len(none), none.batch["x"].dtype, none.batch["x"].values().shape) == (0, torch.float16, (0, 3))
+        assert [row.shape[0] for row in DataProto.concat([none, proto]).batch["x"].unbind()] == [1, 2]
+
+
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 
