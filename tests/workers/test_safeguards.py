@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streamrl.config.sections.actor import ActorConfig, ModelConfig, OptimConfig
@@ -38,4 +39,19 @@ def test_a_mini_batch_on_which_the_policy_has_drifted_takes_no_step(tmp_path: Pa
         assert metrics["rollout_corr/k3_kl"] > 1e-9
         assert (group.state_digest() != before) is moved
         assert metrics["actor/optimizer_steps"] == float(moved)
+        group.shutdown()
+
+
+def test_a_mini_batch_whose_loss_is_not_finite_takes_no_step(tmp_path: Path) -> None:
+    """Though its gradient is finite: the clamp in k3 gives a reference of NaN the gradient 0."""
+    batch, store = make_rows(prompts=1, n=4)
+    store.columns["ref_log_prob"] = {k: values.copy() for k, values in store.columns["rollout_log_probs"].items()}
+    for broken in (False, True):
+        if broken:
+            store.columns["ref_log_prob"][batch.keys[0]][0] = np.nan
+        group = start(make_model(tmp_path / str(broken)), store, use_kl_loss=True, kl_loss_coef=0.1)
+        before = group.state_digest()
+        metrics = group.update_actor(batch)  # one mini-batch
+        assert (group.state_digest() == before) is broken
+        assert (metrics["actor/steps_not_finite"], metrics["actor/optimizer_steps"]) == (float(broken), 1.0 - broken)
         group.shutdown()

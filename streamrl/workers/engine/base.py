@@ -43,8 +43,8 @@ LossFunction = Callable[[TokenOutputs], "tuple[torch.Tensor, dict[str, torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`sums` are this rank's; `grad_norm` is global and before clipping; a step with a non-finite one, or on
-    a mini-batch that has drifted beyond `target_kl`, is not taken."""
+    """`sums` are this rank's; `grad_norm` is global and before clipping, NaN where the loss is not finite; a step
+    with a non-finite one, or on a mini-batch that has drifted beyond `target_kl`, is not taken."""
 
     sums: dict[str, float]
     grad_norm: float

@@ -151,34 +151,37 @@ class TorchEngine(ABC):
         if self.optimizer is None:
             raise RuntimeError("this engine is frozen (optim=None) and trains nothing")
         sums: dict[str, torch.Tensor] = {}
+        value = torch.zeros((), device=self.device)
         batches = self._cut(rows, micro)
         self.module.train()
         with self.placed():
             for i, indices in enumerate(batches):
                 with self.accumulating(last=i == len(batches) - 1):
-                    for name, value in self._backward(rows.take(indices) if indices else None, loss, temperature):
-                        sums[name] = sums[name] + value if name in sums else value
+                    part, found = self._backward(rows.take(indices) if indices else None, loss, temperature)
+                    value = value + part
+                    for name, more in found.items():
+                        sums[name] = sums[name] + more if name in sums else more
             values = torch.stack([s.double() for s in sums.values()]).tolist() if sums else []
             totals = dict(zip(sums, values, strict=True))
-            grad_norm, taken = self._step(lr, self._drift(totals))
+            grad_norm, taken = self._step(lr, self._drift(totals), self._sound(float(value)))
         return StepOutput(totals, grad_norm, taken, len(batches), rows.tokens)
 
     def _backward(
         self, rows: Rows | None, loss: LossFunction, temperature: float
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gradients of a micro-batch, and its sums; None: an idle one."""
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Gradients of a micro-batch; its loss and sums. None: an idle one."""
         laid = self._lay_out(rows or IDLE)
         outputs = self._forward(laid, temperature, self.settings.entropy_grad)
         if rows is None:
             (outputs[0].sum() * 0.0).backward()
-            return
+            return torch.zeros((), device=self.device), {}
         columns = {name: self._tensor(rows.flat(name)) for name in rows.columns}
         named: dict[str, Any] = {"log_probs": None, "entropy": None} | dict(
             zip(self.module.outputs, outputs, strict=True)
         )
         value, sums = loss(TokenOutputs(row=self._tensor(laid.row), columns=columns, **named))
         (value * self.world_size).backward()  # gradients are averaged over ranks; the loss is a sum over them
-        yield from sums.items()
+        return value.detach(), sums
 
     def _forward(self, laid: Padded | Packed, temperature: float, entropy_grad: bool = False) -> list[torch.Tensor]:
         """f[T] each, the whole of them on every rank that shares the rows."""
@@ -222,11 +225,15 @@ class TorchEngine(ABC):
         kl, tokens = self.all_sum(np.array([totals.get("rollout_k3_kl", 0.0), totals.get("tokens", 0.0)]))
         return float(kl / tokens) if tokens else 0.0
 
-    def _step(self, lr: float, drift: float) -> tuple[float, bool]:
-        """Gradient norm before clipping, and whether the step was taken."""
+    def _sound(self, loss: float) -> bool:
+        """Whether the loss is finite on all ranks. The gradient does not tell: that of clamp(NaN) is 0."""
+        return not self._reduce(np.array([float(not np.isfinite(loss))]), dist.ReduceOp.MAX)[0]
+
+    def _step(self, lr: float, drift: float, sound: bool) -> tuple[float, bool]:
+        """Gradient norm before clipping, NaN without a sound loss, and whether the step was taken."""
         assert self.optimizer is not None
         norm: Any = torch.nn.utils.clip_grad_norm_(self._trained(), self.settings.grad_clip)
-        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm) if sound else float("nan")
         limit = self.settings.target_kl
         taken = bool(np.isfinite(value)) and (limit is None or drift <= limit)
         if taken:
@@ -235,7 +242,7 @@ class TorchEngine(ABC):
             with self._offload.loaded():
                 self.optimizer.step()
         elif not np.isfinite(value):
-            log.warning("gradient norm is %s: this optimizer step is left out", value)
+            log.warning("the %s is not finite: this optimizer step is left out", "gradient norm" if sound else "loss")
         self.optimizer.zero_grad(set_to_none=True)
         return value, taken
 
