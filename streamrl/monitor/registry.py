@@ -61,6 +61,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step(f"critic/values/{_STATS}", "", "Values of the tokens trained."),
     _step("critic/vf_explained_var", "", "Share of the returns' variance that the values explain."),
     _step("critic/{vf_loss,vf_clipfrac,vpred_mean,grad_norm,lr}", "", "The critic's update."),
+    _step("critic/{optimizer_steps,steps_not_finite}", "", "Its optimizer steps; those left out, as the actor's.", ""),
     _step("reward/ema", "score", "critic/score/mean, exponentially averaged (0.9).", ""),
     _step("groups/{trained,dropped}", "groups", "Prompt groups trained in this step, dropped since the last one.", ""),
     _step("groups/dropped/<reason>", "groups", "Those dropped, by reason.", "training/filter_groups/evicted_samples"),
@@ -77,7 +78,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("actor/grad_norm", "", "Gradient norm before clipping."),
     _step("actor/lr", "", "Learning rate of the last optimizer step."),
     _step("actor/optimizer_steps", "", "Optimizer steps in this step.", ""),
-    _step("actor/steps_not_finite", "", "Optimizer steps left out, as their gradient was not finite.", ""),
+    _step("actor/steps_not_finite", "", "Optimizer steps left out, as their gradient or loss was not finite.", ""),
     _step("actor/seconds/<stage>", "seconds", "Stages within the update: forward, backward, optimizer.", ""),
     _step("actor/<loss>/<figure>", "", "Figures of one policy loss beyond the common ones."),
     # Lengths, tokens, turns.

@@ -33,8 +33,8 @@ HOPELESS_STEPS = 2
 """First steps without any score but 0 after which the user is told what to look at."""
 LAST_LOOK_SECONDS = 5.0
 SUMMED = (
-    "actor/optimizer_steps", "actor/steps_not_finite", "data/bytes_read", "data/bytes_written", "rows/trained",
-    "perf/total_num_tokens",
+    "actor/optimizer_steps", "actor/steps_not_finite", "critic/optimizer_steps", "critic/steps_not_finite",
+    "data/bytes_read", "data/bytes_written", "rows/trained", "perf/total_num_tokens",
 )  # fmt: skip
 """Metrics of a mini-batch that add up over a step; of `actor/lr` the last one counts; the others are averaged."""
 LARGEST = frozenset((*PEAKS, "training/off_policy/token_staleness/max"))

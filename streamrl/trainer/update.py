@@ -63,8 +63,8 @@ class Work:
 
 
 class Update:
-    """Runs the stages. Between updates it holds the coefficient of the KL penalty, and how many updates in a row have
-    taken no optimizer step."""
+    """Runs the stages. Between updates it holds the coefficient of the KL penalty, and for actor and critic how many
+    updates in a row have taken no optimizer step."""
 
     def __init__(
         self, config: StreamRLConfig, actor: Actor, critic: Critic | None, events: EventLog, partition: str
@@ -77,7 +77,7 @@ class Update:
         )
         self._config, self._algorithm, self._actor, self._critic = config, algorithm, actor, critic
         self._events, self._partition = events, partition
-        self._without_step = 0
+        self._without_step = {"actor": 0, "critic": 0}
         self._recompute_old = algorithm.rollout_correction.old_policy == "snapshot"
         self._needs_ref = algorithm.use_kl_in_reward or parts.actor.use_kl_loss
         self._on_ranks = self.estimator.per_token is not None or self.estimator.whiten
@@ -119,21 +119,24 @@ class Update:
             with self._stage("update_critic", work):
                 mini_batch = config.critic.ppo_mini_batch_size
                 work.add(await self._critic.update_critic(work.meta(mini_batch_size=mini_batch)))
+            self._check_steps("critic", work)
         if step > config.trainer.critic_warmup:
             with self._stage("train", work, rows=sum(map(len, sessions.rows))) as span:
                 work.add(await self._actor.update_actor(work.meta()))
             work.metrics["timing_s/update_actor"] = span.seconds
-            self._check_steps(work)
+            self._check_steps("actor", work)
         return work.metrics
 
-    def _check_steps(self, work: Work) -> None:
-        """Raises FloatingPointError when the gradient is never finite any more."""
-        lost = work.metrics.get("actor/steps_not_finite", 0.0) > 0 and not work.metrics.get("actor/optimizer_steps")
-        self._without_step = self._without_step + 1 if lost else 0
-        if self._without_step >= MAX_WITHOUT_STEP:
+    def _check_steps(self, role: str, work: Work) -> None:
+        """Raises FloatingPointError when the gradient or the loss is never finite any more."""
+        metrics = work.metrics
+        lost = metrics.get(f"{role}/steps_not_finite", 0.0) > 0 and not metrics.get(f"{role}/optimizer_steps")
+        self._without_step[role] = count = self._without_step[role] + 1 if lost else 0
+        if count >= MAX_WITHOUT_STEP:
+            look = {"actor": "policy loss, the advantages", "critic": "value loss, the returns"}[role]
             raise FloatingPointError(
-                f"the gradient was not finite in the last {self._without_step} updates (step {work.step}): nothing is "
-                "learned any more. Look at the policy loss, the advantages and the learning rate"
+                f"the {role}'s gradient or loss was not finite in the last {count} updates (step {work.step}): it "
+                f"learns nothing any more. Look at the {look} and the learning rate"
             )
 
     async def _advantages(self, work: Work) -> None:

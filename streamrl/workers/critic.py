@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
@@ -84,6 +86,8 @@ def _step_metrics(steps: list[StepOutput], dp_size: int) -> dict[str, Metric]:
         "critic/vpred_mean": Mean(sums.get("vpred", 0.0), tokens),
         "critic/vf_explained_var": Mean(_explained(sums, mean, tokens) * tokens, tokens),
         "critic/grad_norm": Mean(sum(step.grad_norm for step in steps if step.taken), sum(s.taken for s in steps)),
+        "critic/optimizer_steps": Mean(sum(step.taken for step in steps)),
+        "critic/steps_not_finite": Mean(sum(not np.isfinite(step.grad_norm) for step in steps)),
     }
 
 

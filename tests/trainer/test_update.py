@@ -199,6 +199,18 @@ async def test_a_gradient_that_is_never_finite_ends_the_run(events):
         await run(update)
 
 
+async def test_a_critic_whose_gradient_is_never_finite_ends_the_run_though_the_actor_learns(events):
+    class Diverged(Ranks):
+        async def update_critic(self, batch: KVBatchMeta) -> dict[str, float]:
+            return {"critic/steps_not_finite": 2.0, "critic/optimizer_steps": 0.0}
+
+    update = Update(config(adv_estimator="gae"), Ranks(), Diverged(), events, "train")
+    await run(update)
+    await run(update)
+    with pytest.raises(FloatingPointError, match=r"critic's gradient or loss was not finite in the last 3 updates"):
+        await run(update)
+
+
 async def test_bytes_add_up_over_the_stages(events):
     class Counting(Ranks):
         def __getattr__(self, method: str) -> Any:

@@ -105,6 +105,23 @@ def test_the_critic_learns_the_returns_and_says_how_well(model: str):
     check_step_metrics(found)
 
 
+def test_a_critic_whose_gradient_is_not_finite_says_so_and_takes_no_step(model: str):
+    batch, store = make_rows(1, 2)
+    masks = store.columns["response_mask"]
+    for name in ("returns", "loss_mask"):
+        store.columns[name] = {key: masks[key].astype(np.float32) for key in batch.keys}
+    store.columns["returns"][batch.keys[0]][0] = np.inf
+    group = start(model, store)
+    critic = group.spawn()["critic"]
+    critic.compute_values(batch)
+    before = critic.state_digest()
+    found = critic.update_critic(batch)
+    assert critic.state_digest() == before
+    assert (found["critic/steps_not_finite"], found["critic/optimizer_steps"]) == (2.0, 0.0)  # ppo_epochs
+    group.shutdown()
+    check_step_metrics(found)
+
+
 def test_the_reward_is_the_score_at_the_last_sampled_token_less_the_kl_to_the_reference(model: str):
     batch, store = make_rows(2, 2)
     for key in batch.keys:
