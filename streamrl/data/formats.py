@@ -135,15 +135,21 @@ def _parquet_file(file: Path) -> Iterator[Any]:
 
 def _arrow_count(file: Path) -> int:
     with _arrow_batches(file) as batches:
-        return sum(batch.num_rows for batch in batches)
+        rows = 0
+        for batch in batches:
+            batch.validate()  # else a damaged number of rows is believed
+            rows += batch.num_rows
+        return rows
 
 
 def _arrow(file: Path, chosen: Chosen) -> Iterator[tuple[Place, Any]]:
     def numbered() -> Iterator[tuple[int, Any]]:
         first = 0
         for batch in batches:
-            yield first, batch
-            first += len(batch)
+            if len(_within(chosen, first, batch.num_rows)):
+                _validate(batch)
+                yield first, batch
+            first += batch.num_rows
 
     with _arrow_batches(file) as batches:
         yield from _rows(file, numbered(), chosen)
@@ -160,6 +166,22 @@ def _arrow_batches(file: Path) -> Iterator[Iterable[Any]]:
         yield (reader.get_batch(index) for index in range(reader.num_record_batches)) if is_file else reader
 
 
+def _validate(batch: Any) -> None:
+    """Raises ArrowInvalid for offsets and lengths that point outside the mapped file: reading there ends the process.
+
+    Text that is not UTF-8 passes in a column of strings: `_python` names its row.
+    """
+    from pyarrow import ArrowInvalid, binary, large_binary, large_string, string
+
+    bytes_of = {string(): binary(), large_string(): large_binary()}
+    batch.validate()
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            (column.view(bytes_of[column.type]) if column.type in bytes_of else column).validate(full=True)
+        except ArrowInvalid as error:
+            raise ArrowInvalid(f"column {name!r}: {error}") from error
+
+
 @contextmanager
 def _table_errors(file: Path) -> Iterator[None]:
     from pyarrow import ArrowException
@@ -168,7 +190,7 @@ def _table_errors(file: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise DatasetError(f"{file}: a column's name is not UTF-8: {error}; rename the column") from error
-    except ArrowException as error:
+    except (ArrowException, OSError, SystemError) as error:  # IPC errors are OSErrors
         raise DatasetError(f"{file}: not a readable {file.suffix[1:]} file: {error}") from error
 
 

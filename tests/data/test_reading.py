@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamrl.data import DatasetError, PromptDataset
@@ -191,6 +194,19 @@ def test_a_column_whose_name_is_not_utf8_is_an_error_of_the_file(tmp_path: Path,
     file.write_bytes(file.read_bytes().replace(b"MARK", b"MAR\xff"))
     with pytest.raises(DatasetError, match=f"a{suffix}: "):
         PromptDataset.from_files([file])
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".stream.arrow"])
+def test_a_damaged_arrow_file_is_an_error_that_names_it_and_not_the_end_of_the_process(tmp_path: Path, suffix: str):
+    file = written(tmp_path / f"a{suffix}", [GOOD | {"prompt": "1?" * 500}] * 2)
+    offsets = np.array([0, 1000, 2000], "<i4").tobytes()
+    content = file.read_bytes()
+    assert content.count(offsets) == 1
+    file.write_bytes(content.replace(offsets, np.array([0, 2**31 - 1, 2000], "<i4").tobytes()))
+    code = "import sys; from streamrl.data import PromptDataset; PromptDataset.from_files([sys.argv[1]])"
+    ended = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"DatasetError: {file}: not a readable arrow file: column 'prompt'" in ended.stderr
 
 
 def test_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
