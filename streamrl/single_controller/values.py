@@ -14,8 +14,12 @@ def same(a: Any, b: Any) -> bool:
 
         if a is b:
             return True
-        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.is_nested or b.is_nested:
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.layout != b.layout:
             return False
+        if a.is_nested or b.is_nested:
+            rows = a.unbind(), b.unbind()
+            kinds = (a.is_nested, a.dtype, len(rows[0])) == (b.is_nested, b.dtype, len(rows[1]))
+            return kinds and all(same(x, y) for x, y in zip(*rows, strict=True))
         return a.dtype == b.dtype and a.shape == b.shape and bool(torch.allclose(a, b, 0.0, 0.0, equal_nan=True))
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or a.shape != b.shape:

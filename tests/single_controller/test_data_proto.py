@@ -235,6 +235,19 @@ def test_union_keeps_the_metrics_of_both_the_newer_ones_first() -> None:
     assert found.meta_info == {"metrics": {"loss": 2.0}}
 
 
+def test_union_takes_equal_jagged_fields_and_refuses_other_values_or_lengths() -> None:
+    def jagged(*rows: list[float]) -> DataProto:
+        values = torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+        return DataProto.from_dict({"x": values})
+
+    whole = jagged([1.0], [2.0, 3.0]).union(jagged([1.0], [2.0, 3.0]))
+    assert whole.batch is not None
+    assert [row.tolist() for row in whole.batch["x"].unbind()] == [[1.0], [2.0, 3.0]]
+    for other in (jagged([1.0], [2.0, 4.0]), jagged([1.0, 2.0], [3.0])):
+        with pytest.raises(ValueError, match=r"union: both have \['x'\]"):
+            jagged([1.0], [2.0, 3.0]).union(other)
+
+
 def test_union_adds_what_is_new_and_refuses_what_differs() -> None:
     proto = data(2)
     proto.union(DataProto.from_dict({"values": torch.ones(2)}, {"uid": ["u0", "u1"]}, {"step": 3}))
