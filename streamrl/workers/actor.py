@@ -38,7 +38,7 @@ from streamrl.workers.preparation import (
 from streamrl.workers.row_store import RowStore
 from streamrl.workers.settings import ActorSettings
 from streamrl.workers.step_metrics import Measured, step_metrics
-from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker, temperature_of
+from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker, check_finite, temperature_of
 from transfer_queue.metadata import KVBatchMeta
 
 HUGGINGFACE = "huggingface"
@@ -88,7 +88,7 @@ class ActorWorker(TrainingWorker):
         tags = [{"old_log_probs_version": int(info["version"])} for _ in batch.keys] if "version" in info else None
         weights: Weights = "snapshot" if info.get("snapshot") else "current"
         return self._infer(
-            batch, "compute_log_prob", "old_log_prob", self.engine, self.settings.micro,
+            batch, self.role, "compute_log_prob", "old_log_prob", self.engine, self.settings.micro,
             {"log_probs": "old_log_probs", "entropy": "entropy"}, tags=tags, weights=weights,
         )  # fmt: skip
 
@@ -99,8 +99,8 @@ class ActorWorker(TrainingWorker):
             raise RuntimeError("this actor has no reference policy; it needs settings with use_kl_loss or a KL penalty")
         engine, weights = (self.engine, "reference") if self._reference is None else (self._reference, "current")
         return self._infer(
-            batch, "compute_ref_log_prob", "ref", engine, self.settings.ref_micro, {"log_probs": "ref_log_prob"},
-            weights=weights,
+            batch, "reference", "compute_ref_log_prob", "ref", engine, self.settings.ref_micro,
+            {"log_probs": "ref_log_prob"}, weights=weights,
         )  # fmt: skip
 
     @by_rows
@@ -111,18 +111,20 @@ class ActorWorker(TrainingWorker):
                 "this actor has no teacher; it needs settings with distillation.enabled and placement=ranks"
             )
         return self._infer(
-            batch, "compute_teacher_log_prob", "teacher", self._teacher, self.settings.teacher_micro,
+            batch, "teacher", "compute_teacher_log_prob", "teacher", self._teacher, self.settings.teacher_micro,
             {"log_probs": "teacher_log_prob"},
         )  # fmt: skip
 
     def _infer(
-        self, batch: KVBatchMeta, method: str, stage: str, engine: Engine, micro: MicroBatching,
+        self, batch: KVBatchMeta, role: str, method: str, stage: str, engine: Engine, micro: MicroBatching,
         columns: dict[str, str], *, tags: list[dict[str, Any]] | None = None, weights: Weights = "current",
     ) -> dict[str, Metric]:  # fmt: skip
         watch = Stopwatch()
         rows, bytes_read = self._read(batch, method)
         found = engine.infer(rows, temperature=temperature_of(batch.extra_info or {}), micro=micro, weights=weights)
-        written = self._write(batch, {column: found[name] for name, column in columns.items()}, tags)
+        outputs = {column: found[name] for name, column in columns.items()}
+        check_finite(role, batch.keys, outputs)
+        written = self._write(batch, outputs, tags)
         return {
             "data/bytes_read": Total(bytes_read),
             "data/bytes_written": Total(written),

@@ -15,7 +15,7 @@ from streamrl.workers.held_rows import rows_or_references
 from streamrl.workers.preparation import mini_batch_rows
 from streamrl.workers.row_store import RowStore
 from streamrl.workers.settings import CriticSettings
-from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker
+from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker, check_finite
 from transfer_queue.metadata import KVBatchMeta
 
 by_rows = rows_or_references("critic")
@@ -42,6 +42,7 @@ class CriticWorker(TrainingWorker):
         watch = Stopwatch()
         rows, bytes_read = self._read(batch, "compute_values")
         values = self.engine.infer(rows, temperature=1.0, micro=self.settings.micro)["values"]
+        check_finite(self.role, batch.keys, {"values": values})
         return {
             "data/bytes_read": Total(bytes_read),
             "data/bytes_written": Total(self._write(batch, {"values": values})),

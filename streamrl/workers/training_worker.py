@@ -173,6 +173,17 @@ class Stopwatch:
         return time.perf_counter() - self._began
 
 
+def check_finite(role: str, keys: Sequence[str], columns: Mapping[str, Sequence[np.ndarray]]) -> None:
+    """Of what `role`'s model gave, [R] per row. Raises FloatingPointError naming role, column and first row."""
+    for name, column in columns.items():
+        for key, values in zip(keys, column, strict=True):
+            if broken := int(np.count_nonzero(~np.isfinite(values))):
+                raise FloatingPointError(
+                    f"the {role} gives {name} that are not finite, first in row {key} ({broken} of {len(values)} "
+                    "tokens); its weights are broken, or its dtype is too narrow for them"
+                )
+
+
 def temperature_of(info: Mapping[str, Any]) -> float:
     value = float(info.get("temperature", 1.0))
     if value <= 0:

@@ -27,13 +27,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def start(model: str, store: Any, **options: Any) -> LocalWorkerGroup:
+def start(model: str, store: Any, distillation: DistillationConfig | None = None, **options: Any) -> LocalWorkerGroup:
     critic = CriticConfig(
         model=CriticModelConfig(path=model, enable_gradient_checkpointing=False), strategy="fsdp2", ppo_epochs=2,
         optim=CriticOptimConfig(lr=1e-2), cliprange_value=100.0,
     )  # fmt: skip
+    actor = replace(settings(model, **options), distillation=distillation or DistillationConfig())
     workers = {
-        "actor": ClassWithInitArgs(ActorWorker, settings(model, **options), store),
+        "actor": ClassWithInitArgs(ActorWorker, actor, store),
         "critic": ClassWithInitArgs(CriticWorker, CriticSettings(critic=critic), store),
     }
     group = LocalWorkerGroup(workers)
@@ -253,6 +254,33 @@ def test_old_log_probs_of_kept_weights_do_not_follow_the_updates(model: str):
     for key in batch.keys:
         np.testing.assert_allclose(kept[key], first[key], atol=1e-6)
         assert not np.allclose(store.columns["old_log_probs"][key], first[key], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("view", "method", "role", "column"),
+    [
+        ("actor", "compute_log_prob", "actor", "old_log_probs"),
+        ("actor", "compute_ref_log_prob", "reference", "ref_log_prob"),
+        ("actor", "compute_teacher_log_prob", "teacher", "teacher_log_prob"),
+        ("critic", "compute_values", "critic", "values"),
+    ],
+)
+def test_what_a_broken_model_gives_is_not_written(tmp_path: Path, view: str, method: str, role: str, column: str):
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    path = make_model(tmp_path)
+    lm = Qwen2ForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        lm.model.norm.weight[0] = torch.nan
+    lm.save_pretrained(path)
+    batch, store = make_rows(1, 2)
+    teacher = DistillationConfig(enabled=True, teacher_model=TeacherConfig(path=path))
+    group = start(path, store, bypass=False, use_kl_loss=True, distillation=teacher)
+    with pytest.raises(WorkerFailed, match=rf"the {role} gives {column} that are not finite, first in row p0_0_0"):
+        getattr(group.spawn()[view], method)(batch)
+    group.shutdown()
+    assert column not in store.columns
 
 
 def test_an_empty_share_takes_part_in_every_stage(model: str):
