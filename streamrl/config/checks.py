@@ -241,10 +241,12 @@ def _directories(config: StreamRLConfig) -> Iterator[str]:
             yield "trainer.record with trainer.replay would record the same trajectories again; leave one of them out"
     if storage is not None and not (Path(storage).is_dir() and os.access(storage, os.W_OK)):
         yield f"transfer_queue.storage_dir: {storage} is no writable directory"
-    runs = Path(trainer.runs_dir)
-    existing = next(path for path in (runs, *runs.parents) if path.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        yield f"trainer.runs_dir: cannot make {runs}: {existing} is no writable directory"
+    for key in ("runs_dir", "rollout_data_dir", "validation_data_dir"):
+        if (directory := getattr(trainer, key)) is not None:
+            wanted = Path(directory)
+            existing = next(path for path in (wanted, *wanted.parents) if os.path.exists(path))
+            if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+                yield f"trainer.{key}: cannot make {wanted}: {existing} is no writable directory"
 
 
 def _memory(config: StreamRLConfig) -> Iterator[str]:

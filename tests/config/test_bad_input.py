@@ -62,7 +62,8 @@ def test_a_key_like_no_other_points_to_the_list_of_keys(valid: list[str]):
         ("trainer.seed=9223372036854775808", "an integer >= 0 and <= 9223372036854775807"),
         ("data.seed=9223372036854775808", "an integer >= 0 and <= 9223372036854775807"),
         (f"{ROLLOUT}.seed=9223372036854775808", "an integer >= 0 and <= 9223372036854775807"),
-        (f"{ACTOR}.optim.betas=[0.9]", "a list of 2, each a number > 0 and <= 1"),
+        (f"{ACTOR}.optim.betas=[0.9]", "a list of 2, each a number >= 0 and < 1"),
+        (f"{ACTOR}.optim.betas=[1,1]", "a list of 2, each a number >= 0 and < 1"),
         (f"{ROLLOUT}.max_model_len=long", "an integer >= 1 or null"),
         ("monitor.prometheus.port=70000", ">= 0 and <= 65535"),
         ("trainer.experiment_name='../up'", "matching"),
@@ -137,6 +138,8 @@ def test_all_mistakes_are_found_at_once(valid: list[str]):
         (["transfer_queue.unit_budget_bytes=1"], "one segment of transfer_queue.segment_bytes=8388608"),
         (["transfer_queue.storage_dir=/nowhere"], "/nowhere is no writable directory"),
         (["trainer.runs_dir=/dev/null/runs"], "/dev/null is no writable directory"),
+        (["trainer.rollout_data_dir=/dev/null"], "trainer.rollout_data_dir: cannot make /dev/null"),
+        (["trainer.validation_data_dir=/dev/null/said"], "trainer.validation_data_dir: cannot make /dev/null/said"),
     ],
 )
 def test_keys_that_do_not_fit_together(valid: list[str], arguments: list[str], says: str):

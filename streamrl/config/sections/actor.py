@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamrl.config.sections.types import (
+    Beta,
     EveryOrNever,
     Fraction,
     LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
-    OpenFraction,
     PositiveFloat,
     PositiveInt,
 )
@@ -72,7 +72,7 @@ class OptimConfig:
     lr_scheduler_type: Literal["constant", "cosine"] = "constant"
     min_lr_ratio: Fraction = 0.0
     """Where cosine ends, as a share of lr."""
-    betas: tuple[OpenFraction, OpenFraction] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     staleness_aware: bool = False
     """Divide the rate by max(1, mean age of the samples in versions): k steps on samples of one policy are then no
     larger than one step. Zhang et al. 2016, Staleness-aware Async-SGD, https://arxiv.org/abs/1511.05950."""

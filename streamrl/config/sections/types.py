@@ -25,6 +25,8 @@ Batches = Annotated[float, Meta(ge=0, le=1000)]
 """Of prompts, issued ahead."""
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 OpenFraction = Annotated[float, Meta(gt=0, le=1)]
+Beta = Annotated[float, Meta(ge=0, lt=1)]
+"""What an average keeps of itself in a step; at 1 it never learns of a gradient."""
 EveryOrNever = Annotated[int, Meta(ge=-1)]
 """A period in steps; -1 (or 0) means never."""
 SampleLimit = Annotated[int, Meta(ge=-1)]
