@@ -22,6 +22,7 @@ from streamrl.data.formats import Place, found
 from streamrl.errors import DatasetError
 
 ROLES = ("system", "user", "assistant", "tool")
+GIVE_OR_LEAVE_OUT = "give it a value, or leave the row out"
 MAX_N = 4096
 """Samples of one prompt, as for actor_rollout_ref.rollout.n."""
 
@@ -39,6 +40,8 @@ def prompt_row(row: dict[str, Any], place: Place, columns: Columns) -> dict[str,
         source = source or Path(str(place.file)).stem
     elif "ground_truth" not in reward_model:
         raise reader.error("reward_model", "a key 'ground_truth'", reward_model)
+    elif reward_model["ground_truth"] is None:
+        raise DatasetError(f"{reader.at('reward_model')}: its 'ground_truth' is null; {GIVE_OR_LEAVE_OUT}")
     return {
         "raw_prompt": messages,
         "data_source": source or reader.required("data_source"),
@@ -67,7 +70,7 @@ class _Reader:
             return value
         names = (*((self.columns.names(before)) if before else ()), *self.columns.names(column))
         if null := next((name for name in names if name in self.row), None):
-            raise DatasetError(f"{self.place}: column {null!r} is null; give it a value, or leave the row out")
+            raise DatasetError(f"{self.place}: column {null!r} is null; {GIVE_OR_LEAVE_OUT}")
         first, *others = names
         instead = f" (and {', '.join(others)})" if others else ""
         has = ", ".join(self.row) or "no columns"

@@ -104,6 +104,7 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path):
         ({"reward_model": None}, "line 2: column 'reward_model' is null"),
         ({"reward_model": "2"}, "column 'reward_model': expected an object, found str"),
         ({"reward_model": {"style": "rule"}}, "column 'reward_model': expected a key 'ground_truth', found dict"),
+        ({"reward_model": {"ground_truth": None}}, "'reward_model': its 'ground_truth' is null; give it a value"),
         ({"extra_info": [1]}, "column 'extra_info': expected an object, found list [1]"),
         ({"agent_name": 1}, "column 'agent_name': expected a string, found int 1"),
         ({"tools_kwargs": "x"}, "column 'tools_kwargs': expected an object, found str"),
