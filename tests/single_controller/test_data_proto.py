@@ -182,7 +182,9 @@ def test_no_rows_of_a_jagged_field_are_rows_of_its_kind(tmp_path: Path) -> None:
     for none in empty:
         assert none.batch is not None
         assert (len(none), none.batch["x"].dtype, none.batch["x"].values().shape) == (0, torch.float16, (0, 3))
-        assert [row.shape[0] for row in DataProto.concat([none, proto]).batch["x"].unbind()] == [1, 2]
+        whole = DataProto.concat([none, proto])
+        assert whole.batch is not None
+        assert [row.shape[0] for row in whole.batch["x"].unbind()] == [1, 2]
 
 
 # --- fields ---------------------------------------------------------------------------------------------------------
