@@ -29,6 +29,9 @@ from streamrl.workers.settings import ActorSettings
 from tests.workers.tiny import FileStore, make_model, make_rows, settings
 from transfer_queue.metadata import KVBatchMeta
 
+BROKEN = "p9_0_0"
+"""A row like the first, of which one log-prob is NaN."""
+
 
 class FileActor(ActorWorker):
     """Its rows come from a file, so that they need no queue."""
@@ -42,6 +45,9 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, KVBatchMe
     """Model directory, file of rows, references to them."""
     directory = tmp_path_factory.mktemp("ranks")
     batch, store = make_rows(4, 3)
+    for rows in store.columns.values():
+        rows[BROKEN] = rows[batch.keys[0]].copy()
+    store.columns["rollout_log_probs"][BROKEN][0] = np.nan
     return make_model(directory / "model"), store.save(directory / "rows.safetensors"), batch
 
 
@@ -128,6 +134,18 @@ def test_a_rank_without_rows_takes_part(parts: tuple[str, str, KVBatchMeta], two
     assert metrics["actor/optimizer_steps"] == 1.0
     assert np.isfinite(metrics["actor/grad_norm"])
     assert two_ranks.compute_log_prob(batch)["data/bytes_written"] > 0
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_takes_the_step_from_all(
+    parts: tuple[str, str, KVBatchMeta], two_ranks: WorkerGroup
+) -> None:
+    first, info = parts[2].keys[0], {**(parts[2].extra_info or {}), "mini_batch_size": 2}
+    keys, tag = [first, BROKEN], parts[2].tags[0]
+    batch = KVBatchMeta(keys, [tag, dict(tag)], "train", extra_info={**info, "advantages": dict.fromkeys(keys, 1.0)})
+    before = two_ranks.state_digest()
+    metrics = two_ranks.update_actor(batch)
+    assert (metrics["actor/steps_not_finite"], metrics["actor/optimizer_steps"]) == (1.0, 0.0)
+    assert two_ranks.state_digest() == before
 
 
 def test_ranks_of_several_nodes_meet_over_tcp(ray_cluster: None) -> None:
