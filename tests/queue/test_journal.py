@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from transfer_queue.errors import Corrupt
 from transfer_queue.net.messages import Clear, Expire, Life, Record
-from transfer_queue.storage.journal import FORMAT, HEADER, MAGIC, Journal, header, read_journals, rotated
+from transfer_queue.storage.journal import FORMAT, HEADER, MAGIC, Journal, JournalFailed, header, read_journals, rotated
 
 
 def written(path: Path, count: int = 4) -> list[Record]:
@@ -49,6 +50,28 @@ def test_a_record_torn_at_any_byte_is_cut_off_and_the_file_goes_on(tmp_path: Pat
         journal.append(records[3])
         journal.close()
         assert path.read_bytes() == whole
+
+
+def test_after_a_record_that_found_no_room_smaller_ones_are_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    records = written(path, 2)
+    journal = Journal(path)
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("transfer_queue.storage.journal.os.write", full)
+        with pytest.raises(JournalFailed, match="No space left"):
+            journal.append(Record(3, 1.0, "client", 3, Clear("p", ["large"])))
+    with pytest.raises(JournalFailed, match="No space left"):
+        journal.append(Record(4, 1.0, "client", 4, Clear("p", ["k"])))
+    with pytest.raises(OSError, match="No space left"):
+        journal.rotate(5)
+    journal.close()
+    assert list(read_journals(path)) == records
 
 
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:

@@ -130,21 +130,25 @@ class Journal:
         self._fsync = fsync
         self._lasting = fsync  # what lies in other files, and their names, are on the disk
         self._encoder = msgspec.msgpack.Encoder()
+        self._failed: OSError | None = None
         self._open(first)
 
     def append(self, record: Record) -> None:
-        """Write one record. Raises JournalFailed (disk full, ...), after which this journal must not be used any more:
-        what was written of the record is cut off."""
+        """Write one record. Raises JournalFailed (disk full, ...): what was written of the record is cut off, and so is
+        every later one refused, though it might find room, since memory is ahead of the file from here on."""
         payload = self._encoder.encode(record)
         try:
+            self._check_whole()
             self._write(frame(payload))
         except OSError as error:
+            self._failed = self._failed or error
             failed = JournalFailed(error.errno, f"{error.strerror}: the journal takes no record", str(self.path))
             failed.client, failed.request = record.client, record.request
             raise failed from error
 
     def rotate(self, first: int) -> None:
         """Give the file its name for later, and begin a new one for records from number `first` on."""
+        self._check_whole()
         if self._lasting:
             os.fdatasync(self._fd)
         self.close()
@@ -167,6 +171,10 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _check_whole(self) -> None:
+        if self._failed is not None:
+            raise OSError(self._failed.errno, self._failed.strerror)
 
     def _open(self, first: int) -> None:
         self._fd = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, error=Corrupt)
