@@ -29,7 +29,7 @@ def main() -> None:
     from benchmarks.queue.all import WORKLOADS
     from benchmarks.queue.drivers import Queue
 
-    ray.init(num_cpus=LOGICAL_CPUS, include_dashboard=False, logging_level=logging.WARNING)
+    ray.init(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, logging_level=logging.WARNING)
     began = time.perf_counter()
     transfer_queue.init()
     driver = Queue("peer", init_seconds=time.perf_counter() - began)
