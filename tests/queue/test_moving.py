@@ -21,8 +21,8 @@ from transfer_queue.net.messages import Block, Clear, Commit, Compacted, Move, M
 SEGMENT = 64 << 10
 
 BUDGET = 15 * SEGMENT
-"""Three writers may keep two segments open each, also while they write nothing, and two are spare; the rest is too small
-for the rows, so that segments go to disk."""
+"""Three writers may keep two segments open each, also while they write nothing, and two are spare; what is left is too
+small for the rows, so that segments go to disk."""
 
 
 @pytest.fixture(autouse=True)
