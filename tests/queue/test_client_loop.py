@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -92,6 +94,30 @@ def test_every_fresh_loop_may_await_it(loop):
 async def test_a_blocking_call_inside_a_running_loop_works(loop):
     assert loop.run(where()) is not threading.current_thread()
     assert await loop.arun(where()) is not threading.current_thread()
+
+
+async def test_a_result_dies_with_its_last_reference_and_waits_for_no_garbage_collection(loop):
+    class Result:
+        pass
+
+    freed: list[threading.Event] = []
+
+    async def make() -> Result:
+        result = Result()
+        freed.append(threading.Event())
+        weakref.finalize(result, freed[-1].set)
+        return result
+
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: [loop.run(make()), None][1]).result(10)
+        loop.run(make())
+        await loop.arun(make())
+        await asyncio.sleep(0)  # the turn that brought it here refers to it
+        assert [event.wait(1) for event in freed] == [True, True, True]
+    finally:
+        gc.enable()
 
 
 async def test_a_call_from_the_loop_itself_is_an_error_and_no_deadlock(loop):

@@ -97,6 +97,8 @@ class ClientLoop:
         except BaseException:
             self._cancel(handed)  # out of a signal's handler
             raise
+        finally:
+            interrupts.then(None)
         if task is None:
             raise KeyboardInterrupt
         if task.cancelled() and self._closed:
@@ -211,6 +213,8 @@ class ClientLoop:
         except BaseException:  # out of some callback too: a signal's, say
             task.cancel()
             raise
+        finally:
+            interrupts.then(None)
         return task.result()
 
     def _interrupt(self, task: asyncio.Task[Any], interrupts: _Interrupts) -> None:
@@ -286,10 +290,11 @@ class _Interrupts:
         if self._tell is not None:
             self._tell()
 
-    def then(self, tell: Callable[[], object]) -> None:
-        """Call `tell` at each interrupt from now on, and now if there was one."""
+    def then(self, tell: Callable[[], object] | None) -> None:
+        """Call `tell` at each interrupt from now on, and now if there was one. None when there is nobody to tell: what
+        `tell` refers to, the result too, would else live until the garbage collector finds the cycle."""
         self._tell = tell
-        if self.count:
+        if self.count and tell is not None:
             tell()
 
 
