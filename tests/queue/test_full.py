@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import subprocess
 import time
 from pathlib import Path
 
@@ -18,18 +16,6 @@ from transfer_queue.local import LocalQueue
 from transfer_queue.service.queue_service import QueueService
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def small(tmp_path):
-    """A tmpfs of 24 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "tmpfs", str(place)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("may not mount a tmpfs here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(place: Path) -> Path:

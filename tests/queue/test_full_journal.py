@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 
+from tests.queue.test_full import fill
 from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.process import ControllerServer
-from transfer_queue.errors import QueueError
+from transfer_queue.errors import DeadlineExceeded, QueueError
+from transfer_queue.net.messages import GroupSpec, TaskSpec
+from transfer_queue.service.queue_service import QueueService
 from transfer_queue.storage import journal as j
 
 KEY = "ab" * 32
@@ -56,3 +61,59 @@ async def test_whose_change_finds_no_room_in_the_journal_is_told_the_file_and_th
     assert [type(error) for error in errors] == [j.JournalFailed]  # which ends the process
     server.close()
     await client.close()
+
+
+async def test_all_hear_of_a_full_disk_under_the_journal_and_are_served_once_it_has_room(small, tmp_path, monkeypatch):
+    service = QueueService(
+        small / "queue", storage_dir=tmp_path, units=1, unit_budget_bytes=4 << 20, segment_bytes=1 << 20,
+        spill_budget_bytes=0, bind="127.0.0.1",
+    )  # fmt: skip
+    await service.astart()
+    elsewhere = {"run": service.address["run"], "key_file": service.address["key_file"]}
+    elsewhere["socket"] = service.address["network"]
+    client = await QueueClient.connect(service.address, name="near")
+    remote = await QueueClient.connect(elsewhere, name="far")
+    await client.open_partition("p", tasks=[TaskSpec("generate", "prompt")])
+    leasing = asyncio.create_task(remote.lease("p", "generate", groups=1, wait=60.0))
+    await asyncio.sleep(0.1)
+    other = fill(small)
+    acknowledged = await puts_until_refused(client)
+    monkeypatch.setattr("transfer_queue.clients.async_client.GRACE", 1.5)
+    began = time.monotonic()
+    await asyncio.gather(*(hears_of_the_disk(work, small) for work in (
+        client.put("q", ["late"], {}), client.list(), remote.list(),
+        QueueClient.connect(service.address, name="new", timeout=1.5),
+        QueueClient.connect(elsewhere, name="new and far", timeout=1.5),
+    )))  # fmt: skip
+    assert time.monotonic() - began < 3.0
+    assert service.restarts() == {"controller": 0, "unit-0": 0}
+    monkeypatch.undo()
+    other.unlink()
+    async with asyncio.timeout(5):
+        await client.admit("p", [GroupSpec("u0", 1, 0)], {"raw_prompt": ["?"]})
+        assert (await leasing).groups[0].uid == "u0"
+    assert set((await remote.list("q"))["q"]) >= set(acknowledged)
+    assert service.restarts()["controller"] == 1
+    await client.close()
+    await remote.close()
+    await service.astop(clean=True)
+
+
+async def puts_until_refused(client: QueueClient) -> list[str]:
+    acknowledged = []
+
+    async def puts() -> None:
+        for i in range(10_000):
+            await client.put("q", [f"k{i}"], {}, tags=[{"x": "y" * 1000}])
+            acknowledged.append(f"k{i}")
+
+    with pytest.raises(QueueError, match="nothing was done.*No space left on device"):
+        await puts()
+    return acknowledged
+
+
+async def hears_of_the_disk(work: Awaitable[object], disk: Path) -> None:
+    with pytest.raises(DeadlineExceeded) as error:
+        await work
+    for part in (f"{disk}/queue/journal: No space left on device", f"the disk at {disk} has 0 MiB", "Make room there"):
+        assert part in str(error.value)

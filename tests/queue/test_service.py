@@ -240,6 +240,22 @@ async def test_clients_of_a_stopped_service_fail_at_once_and_go_on_when_it_is_st
             await asyncio.sleep(0.05)  # the connection is made again
 
 
+async def test_a_process_that_cannot_be_started_again_is_tried_again_until_it_can(service, client, monkeypatch):
+    refused = [OSError(12, "Cannot allocate memory")] * 2
+    popen = supervisor.subprocess.Popen
+    monkeypatch.setattr(
+        supervisor.subprocess, "Popen", lambda *a, **k: raise_(refused.pop()) if refused else popen(*a, **k)
+    )
+    kill(service, "controller")
+    async with asyncio.timeout(10):
+        await client.put("p", ["a"], {"x": np.arange(1)})
+    assert service.restarts()["controller"] == 3
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
 def test_the_processes_of_a_queue_import_this_package_and_nothing_of_what_is_in_it_by_itself():
     paths = supervisor._environment()["PYTHONPATH"].split(os.pathsep)
     assert Path(paths[0], "transfer_queue", "service").is_dir()

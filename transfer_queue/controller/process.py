@@ -26,6 +26,7 @@ from pathlib import Path
 from transfer_queue.controller.absences import UNIT_LOST_AFTER
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.fetching import Fetching
+from transfer_queue.controller.no_room import until_room
 from transfer_queue.errors import Invalid, QueueError
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.codec import MAX_FRAME, BadArgument, decode_request, encode, failed_of
@@ -67,10 +68,9 @@ class ControllerServer:
         self._paging: asyncio.Handle | None = None
         self._nuisance = Nuisance(log, "a malformed message was ignored")
         self._core = make_core(self._send)
-        make = [_listener_at(endpoint, key) for endpoint in endpoints]
-        self._listener: Listener = (make[0] if len(make) == 1 else functools.partial(JointListener, make))(
-            on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse,
-        )  # fmt: skip
+        self._listener = _listen(
+            endpoints, key, on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse
+        )
         self._turn_ends()
 
     def close(self) -> None:
@@ -245,19 +245,28 @@ async def serve_controller(
         core.absences.after = unit_lost_after
         return core
 
-    server = ControllerServer([endpoint, *([network] if network else [])], key, make_core)
-    gc.collect()
-    gc.freeze()  # what was recovered is not looked through again
+    endpoints = [endpoint, *([network] if network else [])]
     try:
-        ready()
-        stopped = asyncio.ensure_future(stop.wait())
-        await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if failed.done():
-            failed.result()
+        with contextlib.closing(ControllerServer(endpoints, key, make_core)):
+            gc.collect()
+            gc.freeze()  # what was recovered is not looked through again
+            ready()
+            stopped = asyncio.ensure_future(stop.wait())
+            await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if failed.done():
+                failed.result()
+    except JournalFailed as error:
+        await until_room(functools.partial(_listen, endpoints, key), key, directory / "journal", error, stop)
+        if not stop.is_set():
+            raise  # a new process goes on from what is in the journal
     finally:
-        server.close()
         os.close(lock)
+
+
+def _listen(endpoints: Sequence[str], key: str, **callbacks: Callable[..., None]) -> Listener:
+    make = [_listener_at(endpoint, key) for endpoint in endpoints]
+    return make[0](**callbacks) if len(make) == 1 else JointListener(make, **callbacks)
 
 
 def _listener_at(endpoint: str, key: str) -> Callable[..., Listener]:

@@ -105,6 +105,7 @@ class SocketTransport:
         self._greeting: asyncio.TimerHandle | None = None
         self._epoch: int | None = None
         self._broken: QueueError | None = None
+        self._refusal = ""  # why the controller serves nobody for now
         self._lost_at = asyncio.get_running_loop().time()
         self._link = self._open()
 
@@ -256,6 +257,9 @@ class SocketTransport:
                 self.on_orphan(orphan, body)
 
     def _welcome(self, reply: Any) -> None:
+        self._refusal = reply.message if isinstance(reply, Failed) and reply.retry_after else ""
+        if self._refusal:
+            return  # for now: Hello is said again soon
         if not isinstance(reply, Welcome):
             error = error_of(reply) if isinstance(reply, Failed) else Invalid(f"no Welcome but {reply!r}")
             self._break(error)
@@ -280,6 +284,8 @@ class SocketTransport:
     def _state(self) -> str:
         if self._ready:
             return "it is connected and did not answer; look at its log, or give the request more time"
+        if self._refusal:
+            return self._refusal
         away = asyncio.get_running_loop().time() - self._lost_at
         return f"it has not been reachable for {away:.1f} s; start the queue service on its directory again"
 

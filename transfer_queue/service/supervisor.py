@@ -93,7 +93,13 @@ class Supervisor:
         pause = 0.0
         while True:
             started = loop.time()
-            code = await self._run_once(child)
+            try:
+                code = await self._run_once(child)
+            except OSError as error:  # no memory for a process, no room for a log, no descriptor to watch it
+                code = error
+                if child.process is not None and child.process.poll() is None:
+                    child.process.kill()
+                    child.process.wait()
             lived = loop.time() - started
             pause = 0.0 if lived > SHORT_LIFE else min(LONGEST_PAUSE, max(0.05, 2 * pause))
             child.restarts += 1
@@ -104,21 +110,24 @@ class Supervisor:
 
     async def _run_once(self, child: Child) -> int:
         """Start the process and wait for its end: its exit status."""
+        # Started by this very thread, which lives as long as the service: the child dies with it (die_with_parent).
+        output = open_regular(self._logs / f"{child.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode=0o644)
         ready_read, ready_write = os.pipe()
         command = [
             sys.executable, "-m", "transfer_queue.service.child", *child.arguments,
             "--parent", str(os.getpid()), "--ready-fd", str(ready_write),
         ]  # fmt: skip
-        # Started by this very thread, which lives as long as the service: the child dies with it (die_with_parent).
-        output = open_regular(self._logs / f"{child.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode=0o644)
         try:
             child.process = subprocess.Popen(  # noqa: ASYNC220
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(ready_write,),
                 env=_environment(), start_new_session=True,
             )  # fmt: skip
+        except OSError:
+            os.close(ready_read)
+            raise
         finally:
             os.close(output)
-        os.close(ready_write)
+            os.close(ready_write)
         loop = asyncio.get_running_loop()
         loop.add_reader(ready_read, _take_ready, loop, ready_read, child.ready)
         await exited(child.process.pid)

@@ -18,6 +18,7 @@ Corrupt.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -47,8 +48,11 @@ Sections = Callable[[], Iterable[list[Any]]]
 """Gives the controller's state of now, in sections (ledger/dump.py)."""
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
 class JournalFailed(OSError):
-    """The disk took no record: that of request `request` of `client`. The file ends before it."""
+    """The disk took no record: that of request `request` of `client`, if one asked. The file ends before it."""
 
     client = ""
     request = 0
@@ -142,7 +146,7 @@ class Journal:
             self._write(frame(payload))
         except OSError as error:
             self._failed = self._failed or error
-            failed = JournalFailed(error.errno, f"{error.strerror}: the journal takes no record", str(self.path))
+            failed = self._refusal(error)
             failed.client, failed.request = record.client, record.request
             raise failed from error
 
@@ -157,14 +161,17 @@ class Journal:
         self._open(first)
 
     def sync(self) -> None:
-        """All records, in older files too, are on the disk when this returns. Raises OSError, as `append`."""
-        if not self._lasting:
-            sync_journals(self.path)
-            sync_directory(self.path.parent)
-            sync_directory(self.path.parent.parent)
-            self._lasting = True
-        if not self._fsync:
-            os.fdatasync(self._fd)
+        """All records, in older files too, are on the disk when this returns. Raises JournalFailed."""
+        try:
+            if not self._lasting:
+                sync_journals(self.path)
+                sync_directory(self.path.parent)
+                sync_directory(self.path.parent.parent)
+                self._lasting = True
+            if not self._fsync:
+                os.fdatasync(self._fd)
+        except OSError as error:
+            raise self._refusal(error) from error
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -176,12 +183,20 @@ class Journal:
         if self._failed is not None:
             raise OSError(self._failed.errno, self._failed.strerror)
 
+    def _refusal(self, error: OSError) -> JournalFailed:
+        return JournalFailed(error.errno, error.strerror, str(self.path))
+
     def _open(self, first: int) -> None:
-        self._fd = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, error=Corrupt)
-        if os.fstat(self._fd).st_size == 0:
-            self._write(header(first))
-            if self._lasting:
-                sync_directory(self.path.parent)
+        try:
+            self._fd = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, error=Corrupt)
+            if os.fstat(self._fd).st_size == 0:
+                self._write(header(first))
+                if self._lasting:
+                    sync_directory(self.path.parent)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise self._refusal(error) from error
+            raise
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
