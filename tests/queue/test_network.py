@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import zmq
 
 from transfer_queue.client import QueueClient
 from transfer_queue.controller.process import ControllerServer
-from transfer_queue.errors import DeadlineExceeded, Invalid
+from transfer_queue.errors import DeadlineExceeded, Invalid, QueueClosed
 from transfer_queue.net.addresses import endpoint_of, node_of
 from transfer_queue.net.codec import encode
 from transfer_queue.net.credentials import credentials
@@ -73,6 +74,41 @@ async def test_clients_find_a_restarted_service_at_the_same_address(service, els
     assert (await client.get("p", ["a"]))["x"].values.tolist() == [[0, 1, 2]]
     await client.close()
     await again.astop()
+
+
+def without_directory(service: QueueService, tmp_path: Path) -> dict[str, str]:
+    """The address as a node has it that keeps no more of the queue than its key."""
+    key = tmp_path / "node" / "key"
+    key.parent.mkdir(mode=0o700)
+    replace_file(key, (service.directory / "key").read_text())
+    return {**service.address, "key_file": str(key)}
+
+
+async def test_a_client_that_sees_no_directory_hears_at_once_that_the_queue_was_closed(service, elsewhere, tmp_path):
+    client = await QueueClient.connect(without_directory(service, tmp_path), name="far")
+    await client.put("p", ["a"], {"x": np.arange(3)[None]})
+    waiting = [asyncio.create_task(client.lease("p", "nobody", groups=1, wait=60.0)) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    await service.astop()
+    async with asyncio.timeout(5):
+        for work in (*waiting, client.list()):
+            with pytest.raises(QueueClosed, match=r"'far': .* closed by its owner; start it again on .*queue"):
+                await work
+    await service.astart()
+    async with asyncio.timeout(20):
+        while client.ended:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert (await client.get("p", ["a"]))["x"].values.tolist() == [[0, 1, 2]]
+    await client.close()
+
+
+async def test_a_client_that_sees_no_directory_waits_for_a_controller_that_was_ended_by_somebody_else(
+    service, elsewhere, tmp_path
+):
+    client = await QueueClient.connect(without_directory(service, tmp_path), name="far")
+    os.kill(service.pids()["controller"], signal.SIGTERM)
+    assert await asyncio.wait_for(client.list(), 10) == {}
+    await client.close()
 
 
 def test_two_pods_that_share_no_directory_take_the_network(tmp_path, monkeypatch):

@@ -27,12 +27,13 @@ from transfer_queue.controller.absences import UNIT_LOST_AFTER
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.fetching import Fetching
 from transfer_queue.controller.no_room import until_room
-from transfer_queue.errors import Invalid, QueueError
+from transfer_queue.errors import Invalid, QueueClosed, QueueError
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.codec import MAX_FRAME, BadArgument, decode_request, encode, failed_of
 from transfer_queue.net.curve import check_network_endpoint, is_network
+from transfer_queue.net.ending import why_ended
 from transfer_queue.net.links import JointListener, Listener, ZmqListener
-from transfer_queue.net.messages import Bye, Hello, Response, Welcome
+from transfer_queue.net.messages import Bye, Failed, Hello, Response, Welcome
 from transfer_queue.net.nuisance import Nuisance
 from transfer_queue.net.sockets import check_endpoint
 from transfer_queue.net.stream_listener import StreamListener
@@ -62,6 +63,7 @@ class ControllerServer:
         self._host = host_id()
         self._greeting: tuple[str, Hello, int] | None = None  # the client, its Hello, its process by the kernel's word
         self._watched: dict[str, asyncio.Future[None]] = {}
+        self._welcomed: set[str] = set()
         self._away: dict[str, asyncio.TimerHandle] = {}
         self._answers: list[tuple[str, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -72,6 +74,12 @@ class ControllerServer:
             endpoints, key, on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse
         )
         self._turn_ends()
+
+    def say_closed(self, why: str) -> None:
+        """Tell all clients that the queue has ended for good: those of other nodes do not see its directory."""
+        for client in self._welcomed:
+            self._listener.send(client, encode(Response(0, Failed(QueueClosed.code, why))))
+        self._listener.flush()
 
     def close(self) -> None:
         for handle in (*self._away.values(), *self._watched.values(), self._timer, self._paging):
@@ -95,6 +103,7 @@ class ControllerServer:
         self._greeting = None
         if isinstance(request.body, Bye):
             self._unwatch(client)
+            self._welcomed.discard(client)
 
     def _turn_ends(self) -> None:
         """Let the answers of this turn go, and set the timer."""
@@ -146,6 +155,7 @@ class ControllerServer:
         self._answers.append((client, frame))
         if isinstance(response.body, Welcome) and self._greeting is not None and self._greeting[0] == client:
             self._listener.trust(client)
+            self._welcomed.add(client)
             self._watch(*self._greeting)
 
     def _watch(self, client: str, hello: Hello, pid: int) -> None:
@@ -189,6 +199,7 @@ class ControllerServer:
         away = self._away.pop(client, None)
         if away is not None:
             away.cancel()
+        self._welcomed.discard(client)
         with self._telling():
             self._core.client_gone(client, time.monotonic())
         self._turn_ends()
@@ -247,7 +258,7 @@ async def serve_controller(
 
     endpoints = [endpoint, *([network] if network else [])]
     try:
-        with contextlib.closing(ControllerServer(endpoints, key, make_core)):
+        with contextlib.closing(ControllerServer(endpoints, key, make_core)) as server:
             gc.collect()
             gc.freeze()  # what was recovered is not looked through again
             ready()
@@ -256,6 +267,8 @@ async def serve_controller(
             stopped.cancel()
             if failed.done():
                 failed.result()
+            elif why := why_ended({"run": run, "key_file": key_file}):
+                server.say_closed(why)
     except JournalFailed as error:
         await until_room(functools.partial(_listen, endpoints, key), key, directory / "journal", error, stop)
         if not stop.is_set():

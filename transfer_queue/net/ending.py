@@ -1,5 +1,7 @@
 """Whether a queue has ended for good, as far as its files tell: who asks it need not wait then.
 
+Clients of nodes that do not see them are told by the controller, by Failed("closed") to no request, as it ends.
+
 A queue whose processes merely died is started again on its directory, and its clients wait for that.
 """
 
@@ -30,6 +32,11 @@ def why_ended(address: Mapping[str, str]) -> str | None:
     if (directory / ANONYMOUS).exists() and not is_held(directory / "service.lock"):
         return f"the queue of run {address['run']!r} ended with the process that had started it by init()"
     return None
+
+
+def sees(address: Mapping[str, str]) -> bool:
+    """Whether the queue's directory can be seen here, and not only a copy of its key."""
+    return (Path(address["key_file"]).parent / "run.json").exists()
 
 
 def is_held(lock: Path) -> bool:

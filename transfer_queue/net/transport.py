@@ -25,7 +25,7 @@ from transfer_queue.failpoints import failpoint
 from transfer_queue.net.addresses import endpoint_of
 from transfer_queue.net.codec import MAX_FRAME, SAY_HELLO, Malformed, decode_response, encode, encode_request, error_of
 from transfer_queue.net.curve import check_network_endpoint
-from transfer_queue.net.ending import why_ended
+from transfer_queue.net.ending import sees, why_ended
 from transfer_queue.net.links import Link, ZmqLink
 from transfer_queue.net.messages import (
     VERSION,
@@ -106,6 +106,7 @@ class SocketTransport:
         self._epoch: int | None = None
         self._broken: QueueError | None = None
         self._refusal = ""  # why the controller serves nobody for now
+        self._told = ""  # that the queue was closed, by the controller
         self._lost_at = asyncio.get_running_loop().time()
         self._link = self._open()
 
@@ -225,13 +226,25 @@ class SocketTransport:
     @property
     def ended(self) -> bool:
         """Whether the queue was closed by its owner, and has not come back."""
-        return not self._ready and self.heeds_closing and why_ended(self._address) is not None
+        return not self._ready and self._why_ended() is not None
+
+    def _why_ended(self) -> str | None:
+        """By the queue's directory; where that cannot be seen, by what the controller has said last."""
+        if not self.heeds_closing:
+            return None
+        return why_ended(self._address) or (self._told if self._told and not sees(self._address) else None)
 
     def _check_ended(self) -> None:
         """Raises QueueClosed. A queue that is started again is found again."""
-        why = why_ended(self._address) if self.heeds_closing else None
+        why = self._why_ended()
         if why is not None:
             raise QueueClosed(f"client {self.name!r}: {why}")
+
+    def _closed(self, why: str) -> None:
+        self._told = why
+        self._down()
+        if self.heeds_closing:  # also those that came after the connection was lost, if that is noticed first
+            self._waiters.fail(QueueClosed(f"client {self.name!r}: {why}"))
 
     def _hello_body(self) -> Hello:
         return Hello(VERSION, self._address["run"], self._key, self.name, os.getpid(), host_id())
@@ -246,6 +259,8 @@ class SocketTransport:
         if response.id == 0:
             if isinstance(body, Push):
                 self.on_push(body)
+            elif isinstance(body, Failed) and body.code == QueueClosed.code:
+                self._closed(body.message)
         elif response.id == self._hello:
             self._welcome(body)
         elif isinstance(body, Failed) and body.message == SAY_HELLO:
@@ -266,7 +281,7 @@ class SocketTransport:
             return
         again = self._epoch is not None and self._epoch != reply.epoch
         self._epoch = reply.epoch
-        self._ready = True
+        self._ready, self._told = True, ""
         self._stop_greeting()
         self.on_welcome(reply, again)
         for request in list(self._waiters.waiting):
