@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 from agent_loop.loop import load_agent_loop
@@ -19,6 +20,7 @@ from streamrl.config.sections.types import MIN_TEMPERATURE
 from streamrl.config.signatures import POLICY_LOSS, REWARD, Caller, misfits
 from streamrl.config.teacher_checks import teacher
 from streamrl.errors import ConfigError
+from streamrl.monitor.trackers import BUILT_IN, LIBRARIES
 
 ACTOR = "actor_rollout_ref.actor"
 LOSSES = "streamrl.algorithms.policy_losses"
@@ -173,7 +175,7 @@ def _code(config: StreamRLConfig) -> Iterator[str]:
     if written := split_file_object(loss.loss_mode):
         yield from _file_object(f"{ACTOR}.policy_loss.loss_mode", *written, POLICY_LOSS)
     for key, names in ((f"{ROLLOUT}.agent.default_agent_loop", [rollout.agent.default_agent_loop]),
-                       (f"{ROLLOUT}.tools", rollout.tools)):  # fmt: skip
+                       (f"{ROLLOUT}.tools", rollout.tools), ("trainer.logger", config.trainer.logger)):  # fmt: skip
         for reference in filter(None, map(split_file_object, names)):
             yield from _file_object(key, *reference)
 
@@ -204,6 +206,15 @@ def _names(config: StreamRLConfig) -> Iterator[str]:
                 load_tool(name, **kwargs)
         except (PluginError, ValueError) as error:
             yield f"{ROLLOUT}.tools.{name}: {error}"
+
+
+def _trackers(config: StreamRLConfig) -> Iterator[str]:
+    known = (*BUILT_IN, *LIBRARIES)
+    for name in config.trainer.logger:
+        if not is_path_spec(name) and name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            yield f"trainer.logger: unknown tracker {name!r}; {hint}known: {', '.join(known)}, or path/to/file.py:Class"
 
 
 def _file_object(
@@ -260,7 +271,7 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
     _batches, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _validation, _placement,
-    _datasets, _model, teacher, _code, _names, _directories, _memory,
+    _datasets, _model, teacher, _code, _names, _trackers, _directories, _memory,
 )  # fmt: skip
 
 

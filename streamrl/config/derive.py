@@ -153,6 +153,7 @@ def _trainer(trainer: TrainerConfig) -> TrainerConfig:
         validation_data_dir=_absolute(trainer.validation_data_dir),
         val_before_train=trainer.val_before_train and not trainer.replay,
         test_freq=-1 if trainer.replay else trainer.test_freq,
+        logger=tuple(map(_code, trainer.logger)),
     )
 
 

@@ -254,10 +254,8 @@ SUBSTITUTED: dict[str, dict[str, str]] = {
 """Key -> a value that does not exist here -> the one that takes its place; the note says so."""
 
 INERT_ITEMS: dict[str, tuple[str, ...]] = {
-    "trainer.logger": (
-        "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml", "trackio", "file", "rl_insight",
-    ),
-}  # fmt: skip
+    "trainer.logger": ("vemlp_wandb", "clearml", "rl_insight"),
+}
 """Key -> items of its list that do nothing here; they are taken out and named in the note."""
 
 VERL_DEFAULTS: dict[str, Any] = {

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -39,8 +40,9 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         console.print(
             "starting: Ray, then the queue, the ranks and the servers, each told as it comes up", soft_wrap=True
         )
+    view = TerminalView(run.path, console, live=config.monitor.terminal, from_now=run.resumed)
     try:
-        with TerminalView(run.path, console, live=config.monitor.terminal, from_now=run.resumed):
+        with view if "console" in config.trainer.logger else nullcontext():
             summary = _run_local(config, run) if config.runtime == "local" else _run_ray(config, run)
     except UserError:
         INTERRUPTS.check()

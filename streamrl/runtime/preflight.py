@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
+from streamrl.monitor.trackers import missing
 from transfer_queue.errors import Invalid
 from transfer_queue.storage.place import choose_storage
 
@@ -26,12 +28,22 @@ TRAINING_COPIES = 4
 
 def check_machine(config: StreamRLConfig) -> None:
     """Raise UserError, saying what is needed, what there is and which key to change."""
+    check_trackers(config.trainer.logger)
     _check_storage(config)
     if config.runtime == "local" or os.environ.get("RAY_ADDRESS"):
         return  # one process; or a cluster, whose nodes Ray and the placement know
     _check_gpus(config)
     _check_cpus(config)
     _check_memory(config)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise UserError for libraries that are not installed."""
+    if absent := missing(names):
+        raise UserError(
+            f"trainer.logger: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed; "
+            f"pip install {' '.join(absent)} (or streamrl[{','.join(absent)}]), or leave it out"
+        )
 
 
 def _check_gpus(config: StreamRLConfig) -> None:

@@ -240,8 +240,7 @@ class Trainer(ABC):
             shown = await self.samples.validated(
                 self.step, validation.PARTITION, groups, lambda group: {"mode": validation.mode_of(group)}
             )
-            for sample in shown:
-                self.report.sample(self.step, sample)
+            self.report.samples(self.step, shown)
 
         with self.parts.events.span("validate", step=self.step, when=label):
             found = await self._or_stopped(self._validator.accuracies(label, look_at))

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from agent_loop.llm.protocol import ServerLoad
 from streamrl.config import StreamRLConfig
 from streamrl.monitor.emit import emit_loads, emit_queue, emit_teachers, emit_trainer_version
@@ -21,6 +23,7 @@ from streamrl.monitor.overlap import OverlapCollector
 from streamrl.monitor.overlap_account import RunOverlap
 from streamrl.monitor.prometheus import KEY_FILE, Exporter
 from streamrl.monitor.registry import by_reason_class
+from streamrl.monitor.trackers import TrackedRun, Trackers, open_trackers
 from streamrl.trainer.parts import Parts
 from streamrl.workers.step_metrics import LOWS, PEAKS
 from transfer_queue.errors import QueueError
@@ -51,6 +54,7 @@ class Reporter:
         self._metrics = MetricsLog(parts.run.path, resume_step=0) if not parts.run.resumed else None
         self._collector = OverlapCollector()
         self._tail = EventTail(parts.run.path)
+        self._trackers = Trackers()
         self._ema: float | None = None
         self._told_removal = False
         self._all_zero: int | None = None if parts.run.resumed else 0
@@ -72,6 +76,11 @@ class Reporter:
     def opened(self, step: int) -> None:
         """The run stands at `step`: 0, or where it was restored to."""
         self._metrics = self._metrics or MetricsLog(self._parts.run.path, resume_step=step)
+        config, run = self._parts.config, self._parts.run
+        tracked = TrackedRun(
+            run.path, config.trainer.project_name, msgspec.to_builtins(config), step if run.resumed else None
+        )
+        self._trackers = open_trackers(config.trainer.logger, tracked, self.note)
         if self.exporter is not None:
             self._events.state("prometheus", self.exporter.url, key_file=str(self._parts.run.path / KEY_FILE))
 
@@ -137,6 +146,7 @@ class Reporter:
         if self._metrics is not None:
             self._metrics.write(step, metrics)
         self._events.step_metrics(step, metrics)
+        self._trackers.log(metrics, step)
         self._look_at_scores(metrics)
         if self.exporter is not None:
             self.exporter.update(self.stats, metrics)
@@ -148,11 +158,14 @@ class Reporter:
         self._events.state("validation", label, step=step, **metrics)
         if self._metrics is not None:
             self._metrics.write_validation(step, label, metrics)
+        self._trackers.log(metrics, step)
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
-        """An answer of a validation, as text."""
-        fields = {name: sample[name] for name in ("input", "output", "score")}
-        self._events.state("sample", str(sample["mode"]), step=step, **fields)
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Answers of a validation, as text."""
+        for sample in samples:
+            fields = {name: sample[name] for name in ("input", "output", "score")}
+            self._events.state("sample", str(sample["mode"]), step=step, **fields)
+        self._trackers.samples(samples, step)
 
     def note(self, text: str) -> None:
         """A line on the screen."""
@@ -173,6 +186,7 @@ class Reporter:
             )
 
     def close(self, status: str) -> None:
+        self._trackers.close()
         self._events.state("run", status)
         if self._metrics is not None:
             self._metrics.close()

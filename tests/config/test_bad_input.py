@@ -67,7 +67,7 @@ def test_a_key_like_no_other_points_to_the_list_of_keys(valid: list[str]):
         (f"{ROLLOUT}.max_model_len=long", "an integer >= 1 or null"),
         ("monitor.prometheus.port=70000", ">= 0 and <= 65535"),
         ("trainer.experiment_name='../up'", "matching"),
-        ("trainer.logger=[console,wandbb]", "only console"),
+        ("trainer.logger=[console,wandbb]", "did you mean 'wandb'"),
         ("trainer.v1.sampler.max_off_policy_strategy=wait", "only drop or null"),
         (f"{ROLLOUT}.tools=3", "a mapping from names to mappings"),
         (f"{ROLLOUT}.tools=[3]", "a list of names (or {tool: name, setting: value})"),

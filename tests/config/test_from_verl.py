@@ -38,7 +38,7 @@ def test_a_line_of_verl_passes_the_whole_start(valid: list[str], tmp_path: Path,
     assert micro_batches.startswith(
         f"note: {ACTOR}.ppo_micro_batch_size_per_gpu=4, actor_rollout_ref.ref.log_prob_micro"
     )
-    for part in ("trainer.logger=wandb", f"{ROLLOUT}.name=vllm (torch instead)", f"{ROLLOUT}.enforce_eager"):
+    for part in (f"{ROLLOUT}.name=vllm (torch instead)", f"{ROLLOUT}.enforce_eager"):
         assert part in note
 
 
@@ -113,7 +113,7 @@ def written(tmp_path: Path, *words: str) -> str:
 
 
 def test_the_command_printed_reads_back_as_the_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    words = ["trainer.n_gpus_per_node=2", "'trainer.logger=[console, wandb]'", "data.train_files=$HOME/a.parquet"]
+    words = ["trainer.n_gpus_per_node=2", "'trainer.logger=[console, clearml]'", "data.train_files=$HOME/a.parquet"]
     assert main(["config", "from-verl", written(tmp_path, *words, "trainer.balance_batch=True")]) == 0
     output = capsys.readouterr()
     assert shlex.split(output.out.replace("\\\n", "")) == [
@@ -123,7 +123,7 @@ def test_the_command_printed_reads_back_as_the_arguments(tmp_path: Path, capsys:
     ]  # fmt: skip
     assert '"data.train_files=$HOME/a.parquet"' in output.out
     inert, added, reward = output.err.splitlines()
-    assert inert == "note: left out, without effect here: trainer.logger=wandb, trainer.balance_batch"
+    assert inert == "note: left out, without effect here: trainer.logger=clearml, trainer.balance_batch"
     assert added.startswith("note: written out, because verl's default is another: algorithm.adv_estimator=gae, ")
     assert "reward.custom_reward_function.path" in reward
 

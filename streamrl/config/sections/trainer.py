@@ -84,6 +84,7 @@ class TrainerConfig:
     replay: str | None = None
     """A run directory with recorded trajectories: its steps are trained again, without agents, servers, validation."""
     seed: Seed = 42
-    logger: tuple[Literal["console"], ...] = ("console",)
-    """Besides metrics.jsonl, which every run writes."""
+    logger: tuple[str, ...] = ("console",)
+    """Where metrics go besides metrics.jsonl ("file"), which every run writes: console (the terminal view),
+    tensorboard, wandb, mlflow, trackio, swanlab, or a class of yours, path/to/file.py:Class (docs/metrics.md)."""
     v1: V1Config = field(default_factory=V1Config)
