@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LOST_AFTER = 8.0
 
+SPILL = 200 << 20
+"""Bytes; nothing needs them here."""
+
 ROW = 1 << 20
 
 
@@ -43,8 +46,9 @@ async def queue(cluster, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ray_queue, "NODES_EVERY", 0.5)
     queue = ray_queue.RayQueue(
-        tmp_path / "queue", storage_dir=tmp_path, unit_budget_bytes=96 << 20, unit_lost_after=LOST_AFTER
-    )
+        tmp_path / "queue", storage_dir=tmp_path, unit_budget_bytes=96 << 20, unit_lost_after=LOST_AFTER,
+        spill_budget_bytes=SPILL,
+    )  # fmt: skip
     await queue.start()
     yield queue
     await queue.stop(clean=True)
@@ -97,6 +101,7 @@ async def test_units_lie_on_each_node_and_a_killed_head_is_back_within_five_seco
     used = await units(client)
     assert sorted(used) == [0, 1]
     assert all(used.values())
+    assert [unit.spill_budget for unit in (await client.stats()).units] == [SPILL, SPILL]
     await assert_stored(client, rows)
     head = int(Path(f"/proc/{(await queue.pids())['controller']}/stat").read_text().rsplit(")", 1)[1].split()[1])  # noqa: ASYNC240
     os.kill(head, signal.SIGKILL)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.messages import VERSION, Failed, GroupSpec, Hello, Request, SessionClose, Stats, TaskSpec
 from transfer_queue.service import supervisor
 from transfer_queue.service.lifetime import wait_for_exit
+from transfer_queue.service.node import UnitService
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.storage.unit_files import replace_file
 
@@ -186,6 +188,35 @@ async def test_reads_and_writes_over_the_wire_give_the_same_bytes(service, clien
         assert np.array_equal(got["big"].values, big[::-1])
         assert got["o"].rows_list() == [{"y": 1}, "x"]
     await remote.close()
+
+
+async def test_units_of_another_node_spill_where_they_are_told_and_go_on_there(tmp_path):
+    for place in ("near", "disk"):
+        (tmp_path / place).mkdir()
+    options: dict[str, Any] = {"bind": "127.0.0.1", "unit_budget_bytes": 4 << 20, "segment_bytes": 1 << 20}
+    head = QueueService(tmp_path / "queue", storage_dir=tmp_path / "near", units=1, spill_budget_bytes=0, **options)
+    await head.astart()
+    options |= {"units": [7], "storage_dir": tmp_path, "spill_dir": tmp_path / "disk", "spill_budget_bytes": 32 << 20}
+    node = UnitService(tmp_path / "node", head.address, **options)
+    await node.astart()
+    client = await QueueClient.connect(head.address, name="c")
+    rows = np.random.default_rng(0).integers(0, 255, (16, 1 << 20), dtype=np.uint8)
+    for i, row in enumerate(rows):
+        await client.put("p", [f"k{i}"], {"x": row[None]})
+    units = {unit.unit: unit for unit in (await client.stats()).units}
+    assert units[0].spill_budget == 0
+    assert units[7].spill_budget == 32 << 20
+    assert units[7].spilled > 0
+    home = tmp_path / "disk" / f"tq-{head.address['run']}.7"
+    assert list((home / "unit-7").glob("*.seg"))
+    await node.astop()
+    again = UnitService(tmp_path / "node", head.address, units=[7], bind="127.0.0.1", segment_bytes=1 << 20)
+    await again.astart()
+    assert np.array_equal((await client.get("p", [f"k{i}" for i in range(16)]))["x"].values, rows)
+    await again.astop(clean=True)
+    assert not home.exists()
+    await client.close()
+    await head.astop(clean=True)
 
 
 @pytest.mark.chaos

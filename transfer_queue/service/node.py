@@ -41,10 +41,10 @@ class UnitService:
     def __init__(
         self, directory: str | Path, address: dict[str, str], *, units: Sequence[int], bind: str,
         storage_dir: str | Path | None = None, unit_budget_bytes: int | None = None, segment_bytes: int = 8 << 20,
-        spill_budget_bytes: int | None = None, encrypt_bulk: bool = False,
+        spill_dir: str | Path | None = None, spill_budget_bytes: int | None = None, encrypt_bulk: bool = False,
     ) -> None:  # fmt: skip
-        """`units`: their numbers, which no other unit of this run ever has; `bind`: this node's IP. Raises Invalid,
-        Disconnected (no key file); nothing is started yet."""
+        """`units`: their numbers, which no other unit of this run ever has; `bind`: this node's IP; the rest is as in
+        QueueService. Raises Invalid, Disconnected (no key file); nothing is started yet."""
         if not units or any(not 0 <= unit < MAX_UNITS for unit in units):
             raise Invalid(f"units {list(units)}: give at least one number of 0 to {MAX_UNITS - 1}")
         check_ip(bind)
@@ -63,9 +63,13 @@ class UnitService:
             remove_leftovers(parent)
             self._storage = parent / f"{PREFIX}{address['run']}.{units[0]}"
         self._spill = self.directory / "spill"
-        if known and spill_budget_bytes is None:
-            spill_budget_bytes = known.get("spill_budget")
-        self._spill_budget = choose_spill(self.directory, None, len(units), self._budget, spill_budget_bytes)
+        if "spill_budget" in known:  # rows may lie there
+            self._spill = Path(known.get("spill", self._spill))
+            self._spill_budget = known["spill_budget"] if spill_budget_bytes is None else spill_budget_bytes
+        else:
+            if spill_dir is not None:
+                self._spill = Path(spill_dir).absolute() / f"{PREFIX}{address['run']}.{units[0]}"
+            self._spill_budget = choose_spill(self.directory, spill_dir, len(units), self._budget, spill_budget_bytes)
         self._supervisor = Supervisor([], self.directory)
         self._thread: LoopThread | None = None
         self._locks: list[int] = []
@@ -80,9 +84,14 @@ class UnitService:
                 private_directory(directory)
             replace_file(self._storage / "owner", str(self.directory))
             description = {"units": self.units, "storage": str(self._storage), "budget": self._budget}
-            description["spill_budget"] = self._spill_budget
+            description |= {"spill": str(self._spill), "spill_budget": self._spill_budget}
             replace_file(self.directory / "node.json", json.dumps(description))
-            locks = (self.directory / "service.lock", self._storage / "lock")
+            locks = [self.directory / "service.lock", self._storage / "lock"]
+            if self._spills() and self._spill.parent != self.directory:  # which is not ours: it says whose it is
+                remove_leftovers(self._spill.parent)
+                private_directory(self._spill)
+                replace_file(self._spill / "owner", str(self.directory))
+                locks.append(self._spill / "lock")
             self._locks = [lock_file(path, "a unit service", wait=LOCK_WAIT) for path in locks]
             self._thread = LoopThread("unit-service")
             try:
@@ -122,8 +131,11 @@ class UnitService:
             os.close(lock)
         self._locks = []
 
+    def _spills(self) -> bool:
+        return self._spill_budget > 0 or self._spill.is_dir()
+
     def _child(self, unit: int) -> Child:
-        spill = self._spill if self._spill_budget or self._spill.is_dir() else None
+        spill = self._spill if self._spills() else None
         arguments = [
             "unit", "--run", self._address["run"], "--key-file", self._address["key_file"],
             "--socket", endpoint_of(self._address), "--segment-bytes", str(self._segment_bytes),

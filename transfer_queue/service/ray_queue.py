@@ -107,10 +107,11 @@ class RayQueue:
     def __init__(
         self, directory: str | Path, *, units_per_node: int = 1, network: bool | None = None,
         storage_dir: str | Path | None = None, unit_budget_bytes: int | None = None, segment_bytes: int = 8 << 20,
-        encrypt_bulk: bool = False, **settings: Any,
+        spill_dir: str | Path | None = None, spill_budget_bytes: int | None = None, encrypt_bulk: bool = False,
+        **settings: Any,
     ) -> None:  # fmt: skip
-        """`network`: whether other nodes can reach it (default: if there are any now). `storage_dir`, budget and
-        segment size hold on every node; `settings` are further ones of QueueService."""
+        """`network`: whether other nodes can reach it (default: if there are any now). Directories, budgets and segment
+        size hold on every node; `settings` are further ones of QueueService."""
         if units_per_node < 1:
             raise Invalid(f"units_per_node={units_per_node}; expected at least 1")
         self.directory = Path(directory).absolute()
@@ -118,7 +119,9 @@ class RayQueue:
         self._per_node = units_per_node
         self._network = network
         shared = {"unit_budget_bytes": unit_budget_bytes, "segment_bytes": segment_bytes, "encrypt_bulk": encrypt_bulk}
-        self._units = shared | {"storage_dir": str(storage_dir) if storage_dir is not None else None}
+        shared |= {"spill_budget_bytes": spill_budget_bytes}
+        places = {"storage_dir": storage_dir, "spill_dir": spill_dir}
+        self._units = shared | {name: None if place is None else str(place) for name, place in places.items()}
         self._head_settings = self._units | settings | {"units": units_per_node, "run": self.run}
         self._head: Any = None
         self._nodes: dict[str, Any] = {}  # Ray's node id -> UnitNode
