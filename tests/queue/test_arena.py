@@ -288,3 +288,16 @@ def test_a_segment_is_never_made_over_an_existing_file(tmp_path, error):
     make(tmp_path, 1)
     with pytest.raises(error):
         make(tmp_path, 1)
+
+
+def test_a_segment_that_others_need_is_written_no_further_and_owed_until_it_is_reported(tmp_path):
+    arena = writer(tmp_path)
+    arena.add(make(tmp_path, 1, 2))
+    begun = arena.place([100])
+    arena.recall([1, 77])
+    assert not arena.owes()
+    assert {extent.segment for extent in arena.place([100])} == {2}
+    arena.settle(begun)
+    assert arena.owes()
+    assert arena.sealed() == [1]
+    assert not arena.owes()

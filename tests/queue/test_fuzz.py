@@ -121,7 +121,7 @@ BODIES = [
     m.ListKeys("p"), m.ListKeys(), m.Watch("p", -1, 0.1), m.Stats(), m.SegmentRequest(100, 0.5, [SEGMENT]),
     m.RegisterUnit(INFO, 1 << 16, 1 << 20, [(SEGMENT, 1 << 16)]),
     m.SegmentsMade(0, [m.Segment(SEGMENT + 1, 0, 1 << 16)]), m.Compacted(0, None, [], "why"), m.Life(1, "r", 1),
-    m.Expire(),
+    m.Expire(), m.Seal([SEGMENT], "p"),
 ]  # fmt: skip
 
 REPLIES = [
@@ -131,7 +131,7 @@ REPLIES = [
     m.Leased(TOKEN, [m.Group("u", "ready", 1, 0, {}, 0, [m.Row("u_0_0", {})], [0])], 3.0),
     m.Changes(1, [], {"ready": 1}),
     m.Part(0, m.Listing({})), m.Granted([]), m.Restored(1, [], [], 0), m.Keep([1], 3), m.MakeSegments(1, 64, 1),
-    m.FreeSegments([1]), m.Compact([m.Survivors([([BLOCK], bytes(4))])]),
+    m.FreeSegments([1]), m.Compact([m.Survivors([([BLOCK], bytes(4))])]), m.GiveBack([1]),
 ]  # fmt: skip
 
 

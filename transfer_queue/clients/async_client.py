@@ -14,7 +14,7 @@ import contextlib
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -35,6 +35,7 @@ from transfer_queue.net.messages import (
     CommitStep,
     Committed,
     Drop,
+    GiveBack,
     Granted,
     GroupSpec,
     Lease,
@@ -48,6 +49,7 @@ from transfer_queue.net.messages import (
     Ok,
     OpenPartition,
     OpenTrainer,
+    Push,
     Query,
     QueueStats,
     ReleaseHolder,
@@ -55,6 +57,7 @@ from transfer_queue.net.messages import (
     Replay,
     Reply,
     Restored,
+    Seal,
     SegmentRequest,
     SessionClose,
     Stats,
@@ -97,10 +100,11 @@ class QueueClient(RowVerbs):
         self.bytes_written = 0
         self._incarnations: dict[str, int] = {}  # by partition: which trainer this is, if it is one
         self._asking = asyncio.Lock()
-        self._orphans: set[asyncio.Task] = set()
+        self._beside: set[asyncio.Task[None]] = set()  # what nobody waits for
         self._strays: list[int] = []  # segments granted to nobody any more, to be sealed with the next commit
         own = weakref.ref(self)  # the event loop holds the transport: it must not hold a client that nobody has
         transport.on_welcome = lambda *news: (client := own()) and client._on_welcome(*news)
+        transport.on_push = lambda push: (client := own()) and client._on_push(push)
         transport.on_orphan = lambda *news: (client := own()) and client._on_orphan(*news)
         self._dropped: weakref.finalize | None = None
 
@@ -308,7 +312,7 @@ class QueueClient(RowVerbs):
         """End this client: its leases are released, its segments sealed."""
         if self._dropped is not None:
             self._dropped.detach()
-        for task in self._orphans:
+        for task in self._beside:
             task.cancel()
         await self._transport.close()
         self._access.close()
@@ -336,6 +340,8 @@ class QueueClient(RowVerbs):
                 await asyncio.sleep(min(0.5, 0.05 * attempt))
             finally:
                 arena.settle(extents)
+                if arena.owes():
+                    self._seal_soon(partition, arena)
         raise error
 
     async def _place(self, partition: str, sizes: list[int], wait: float | None) -> list[Extent]:
@@ -358,8 +364,28 @@ class QueueClient(RowVerbs):
     async def _use(self, arena: WriteArena, segments: Sequence[Any]) -> None:
         """Add grants, after asking where their unit is if it is new to us, or was started anew."""
         if any(not self._access.knows(segment.segment) for segment in segments):
-            self._access.learn((await self._transport.greet()).units)
+            try:
+                self._access.learn((await self._transport.greet()).units)
+            except (QueueError, asyncio.CancelledError):
+                self._strays += [segment.segment for segment in segments]
+                raise
         arena.add(segments)
+
+    def _seal_soon(self, partition: str, arena: WriteArena) -> None:
+        """Others wait for what this client has finished with: tell so without a commit."""
+        sealed = [*arena.sealed(), *self._strays]
+        self._strays.clear()
+        if sealed:
+            self._begin(self._seal(partition, arena, sealed))
+
+    async def _seal(self, partition: str, arena: WriteArena, sealed: list[int]) -> None:
+        try:
+            await self._ask(Seal(sealed, partition), Ok)
+        except (QueueError, asyncio.CancelledError) as error:
+            arena.seal_again(sealed)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            log.warning("client %r could not give back %d segments: %s", self.name, len(sealed), error)
 
     # --- the wire --------------------------------------------------------------------------------------------
 
@@ -377,6 +403,13 @@ class QueueClient(RowVerbs):
             for arena in self._arenas.values():
                 arena.forget()
 
+    def _on_push(self, push: Push) -> None:
+        """Segments that this client has and others need; those that it is writing to follow when that is settled."""
+        if isinstance(push, GiveBack):
+            for partition, arena in self._arenas.items():
+                arena.recall(push.segments)
+                self._seal_soon(partition, arena)
+
     def _on_orphan(self, body: Any, reply: Reply) -> None:
         """An answer came whose caller had given up: what it grants is given back instead of held for nothing."""
         if isinstance(reply, Granted):
@@ -385,9 +418,12 @@ class QueueClient(RowVerbs):
             self._strays += [segment.segment for segment in reply.grants]
         if isinstance(body, Lease) and isinstance(reply, Leased):
             uids = [group.uid for group in reply.groups]
-            task = asyncio.ensure_future(self._give_back(body.partition, reply.token, uids))
-            self._orphans.add(task)
-            task.add_done_callback(self._orphans.discard)
+            self._begin(self._give_back(body.partition, reply.token, uids))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     async def _give_back(self, partition: str, token: Token, uids: list[str]) -> None:
         try:

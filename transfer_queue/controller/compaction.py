@@ -124,7 +124,7 @@ class Compaction:
 
     def _is_thin(self, segment: int) -> bool:
         nbytes, use = self._grants.sealed_bytes(segment), self._ledger.segments.use.get(segment)
-        return use is not None and nbytes >= LEAST and THIN * use.live < nbytes
+        return use is not None and is_thin(nbytes, use.live)
 
     def _is_idle(self, number: int) -> bool:
         """Whether the unit is there, and has nothing to move."""
@@ -167,6 +167,11 @@ class Compaction:
     def _partition_in(self, segment: int) -> Partition | None:
         tables = self._ledger.segments.use[segment].puts
         return next((p for p in self._ledger.partitions.values() if p.rows.puts in tables), None)
+
+
+def is_thin(nbytes: int, live: int) -> bool:
+    """Whether a sealed segment of `nbytes` in which so many live is emptied."""
+    return nbytes >= LEAST and THIN * live < nbytes
 
 
 def _check(m: Compacted, job: _Job) -> None:

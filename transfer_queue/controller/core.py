@@ -6,7 +6,8 @@
                         parked ◄─────── wake what this change satisfies, in order of arrival
 
     consumes     requests (handle), deaths (client_gone), time (tick)
-    produces     responses and, with id 0, pushes to units (MakeSegments, FreeSegments), both through `send`
+    produces     responses and, with id 0, pushes to units (MakeSegments, FreeSegments, ...) and to writers (GiveBack),
+                 all through `send`
     waits for    nothing itself. A shell must call `tick` when `next_deadline` has come, after it has handled all
                  requests that lie in its sockets: else renewals that merely queued up would come too late
     woken by     never a poll: a parked request is looked at again only when its partition or the segments changed
@@ -38,6 +39,7 @@ from transfer_queue.controller.fetching import Fetching
 from transfer_queue.controller.grants import SegmentGrants
 from transfer_queue.controller.pages import GROUPS, PARTITIONS, ROWS, Pages
 from transfer_queue.controller.parking import Parked, Parking, Replies, Waiting
+from transfer_queue.controller.recalling import Recalling
 from transfer_queue.controller.recovery import recover, sections
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
 from transfer_queue.failpoints import failpoint
@@ -82,6 +84,7 @@ from transfer_queue.net.messages import (
     Request,
     ResetConsumption,
     Response,
+    Seal,
     SegmentRequest,
     SegmentsMade,
     Spilled,
@@ -112,7 +115,7 @@ LOOKUPS, SEGMENTS, DISK_SEGMENTS = "lookups", "segments", "segments on disk"
 
 _WAITS = {Admit: ADMITS, Lease: LEASES, Watch: WATCHES, Fetch: FETCHES}
 
-REPEATABLE = (ListKeys, Lookup, Find, Watch, Stats, Bye)
+REPEATABLE = (ListKeys, Lookup, Find, Watch, Stats, Seal, Bye)
 """Requests that may be done again when they are sent again: their answers are not kept."""
 
 
@@ -159,6 +162,7 @@ class ControllerCore:
             self._push, use=ledger.segments.use, segment_bytes=segment_bytes, spare_segments=spare_segments
         )
         self._compaction = Compaction(ledger, self._grants, self._push)
+        self._recalling = Recalling(self._grants, ledger.segments.use, self._push)
 
     @classmethod
     def recover(
@@ -258,7 +262,7 @@ class ControllerCore:
             self._accept(Expire(), now)
         for unit in self.absences.due(now):
             self._give_up(unit, now)
-        for due in (self._grants.next_retry(), self._compaction.next_due()):
+        for due in (self._grants.next_retry(), self._compaction.next_due(), self._recalling.next_due()):
             if due is not None and due <= now:
                 self._grants.changed = True
         self._wake(None, now)
@@ -270,7 +274,7 @@ class ControllerCore:
         """When `tick` should be called next; None: not before the next request."""
         times = (
             self.ledger.next_expiry(), self._parking.next_deadline(), self._grants.next_retry(),
-            self.absences.next_due(), self._compaction.next_due(),
+            self.absences.next_due(), self._compaction.next_due(), self._recalling.next_due(),
         )  # fmt: skip
         return min((time for time in times if time is not None), default=None)
 
@@ -311,6 +315,9 @@ class ControllerCore:
                 return self._commit(body, client, request.id, now)
             case Expire() | LoseSegments() | Life() | Consume() | Move() as body:
                 raise Invalid(f"{type(body).__name__} is the controller's own")
+            case Seal() as body:
+                self._grants.seal(client, body.segments)
+                return Ok()
             case RegisterUnit() | SegmentsMade() | Compacted() | Spilled() as body:
                 return self._unit(body, client, now)
             case ListKeys() as body:
@@ -521,11 +528,11 @@ class ControllerCore:
         touched = self.ledger.segments.take_thinned() | self._grants.take_sealed()
         if touched:
             self._compaction.consider(touched, now)
-            self._grants.changed |= self._parking.anybody(SEGMENTS)
+            self._grants.changed |= self._pressed()
         if self._grants.changed:
             self._retry(LOOKUPS, now)
             self._wake_writers(now)
-            self._compaction.plan(now, pressed=self._parking.anybody(SEGMENTS))
+            self._compaction.plan(now, pressed=self._pressed())
             self._plan(now)
 
     def _tell_watchers(self, partition: str, now: float) -> None:
@@ -550,8 +557,13 @@ class ControllerCore:
                     dry.add(size)
 
     def _plan(self, now: float) -> None:
-        """Let units make what the segment requests that wait ask for."""
-        self._grants.plan(self._demands(SEGMENTS), now, durable=self._demands(DISK_SEGMENTS))
+        """Let units make what the segment requests that wait ask for, and writers give back what is missing."""
+        missing = self._grants.plan(self._demands(SEGMENTS), now, durable=self._demands(DISK_SEGMENTS))
+        self._recalling.plan(*missing, now)
+
+    def _pressed(self) -> bool:
+        """Whether a writer waits for a segment."""
+        return self._parking.anybody(SEGMENTS) or self._parking.anybody(DISK_SEGMENTS)
 
     def _demands(self, where: Hashable) -> list[int]:
         """Bytes of the segment requests that wait there."""

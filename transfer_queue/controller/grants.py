@@ -66,6 +66,7 @@ class SegmentGrants:
         self._table: dict[int, Entry] = {}
         self._spilling = Spilling(push, self._table, use)
         self._written: dict[str, set[int]] = {}
+        self._open: dict[int, Entry] = {}  # those of all writers, the one to which nobody has written for longest first
         self._sealed: set[int] = set()
         self._turn = 0
         self._pooled: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=MAX_UNITS))  # size -> units, a guess
@@ -151,6 +152,7 @@ class SegmentGrants:
     def check(self, client: str, blocks: Iterable[Block], *, durable: bool = False) -> None:
         """Raise SegmentGone unless all blocks lie in segments (`durable`: on disk) that the client writes; Invalid if
         beyond their end."""
+        written = -1
         for block in blocks:
             entry = self._table.get(block.segment)
             if entry is None or entry.writer != client:
@@ -166,6 +168,9 @@ class SegmentGrants:
                 raise Invalid(
                     f"column {block.field!r} ends beyond segment {block.segment:016x} ({entry.segment.nbytes} bytes)"
                 )
+            if block.segment != written:
+                written = block.segment
+                self._open[written] = self._open.pop(written)
 
     def grant(self, client: str, nbytes: int, *, durable: bool = False) -> Segment | None:
         """A segment with at least `nbytes` for this writer, by turns from the units; None if there is none now."""
@@ -201,7 +206,7 @@ class SegmentGrants:
         for segment in segments:
             if segment in mine:
                 mine.remove(segment)
-                entry = self._table[segment]
+                entry = self._open.pop(segment)
                 entry.writer = None
                 if not entry.spilled:
                     self.units[entry.segment.unit].sealed[segment] = None
@@ -222,6 +227,10 @@ class SegmentGrants:
                     self._pooled[entry.segment.nbytes].append(unit_of(segment))
         for number, freed in by_unit.items():
             self._push_free(self.units[number], freed)
+
+    def being_written(self) -> Iterable[Entry]:
+        """The segments that have a writer, the one to which nobody has written for longest first."""
+        return self._open.values()
 
     # --- survivors --------------------------------------------------------------------------------------------
 
@@ -260,17 +269,17 @@ class SegmentGrants:
 
     # --- supply -----------------------------------------------------------------------------------------------
 
-    def plan(self, demands: list[int], now: float, *, durable: Sequence[int] = ()) -> None:
+    def plan(self, demands: list[int], now: float, *, durable: Sequence[int] = ()) -> tuple[int, int]:
         """Ask units for what `demands` (bytes of the requests that wait; `durable`: for such segments) and the spare
-        segments need, in budget."""
+        segments need, in budget. What is missing for the demands beyond what will come: bytes in memory, on disk."""
         self.changed = False
         for unit in self._alive():
             if unit.spill_retry_at is not None and unit.spill_retry_at <= now:
                 unit.spill_retry_at = None
         units = [unit for unit in self._alive() if unit.retry_at is None or unit.retry_at <= now]
         usual = max((unit.segment_bytes for unit in self._alive()), default=0)
-        self._plan_durable(sorted(durable))
-        self._plan_large(sorted(nbytes for nbytes in demands if nbytes > usual))
+        disk = self._plan_durable(sorted(durable))
+        memory = self._plan_large(sorted(nbytes for nbytes in demands if nbytes > usual))
         waiting = sum(nbytes <= usual for nbytes in demands)
         for unit in units:
             unit.retry_at = None
@@ -281,6 +290,8 @@ class SegmentGrants:
                 self._ask(unit, count, unit.segment_bytes)
             if count < wanted:
                 self._spilling.ask(unit, (wanted - max(0, count)) * unit.segment_bytes - unit.room())
+        coming = sum(unit.made_or_making() * usual + sum(unit.spilling.values()) for unit in self._alive())
+        return memory + max(0, waiting * usual - coming), disk
 
     def next_retry(self) -> float | None:
         """When `plan` should be called again because a unit could not make segments, or move them to disk."""
@@ -319,23 +330,26 @@ class SegmentGrants:
             count[unit_of(segment)] += 1
         return [unit.stats(count[number]) for number, unit in sorted(self.units.items())]
 
-    def _plan_large(self, demands: list[int]) -> None:
-        """One large segment per demand; those made for nobody any more are freed."""
+    def _plan_large(self, demands: list[int]) -> int:
+        """One large segment per demand; those made for nobody any more are freed. The bytes that are missing."""
         making = ((unit, nbytes, durable) for unit in self._alive() for _, nbytes, durable in unit.making)
         coming = [nbytes for unit, nbytes, durable in making if nbytes != unit.segment_bytes and not durable]
         idle = [(segment, unit) for unit in self._alive() for segment in unit.large]
+        missing = 0
         for nbytes in _unserved(demands, idle, coming):
             least = whole_pages(nbytes)
-            if not (self._ask_large(size_class(nbytes)) or self._ask_large(least)):
-                self._spill_for(least)
+            if not (self._ask_large(size_class(nbytes)) or self._ask_large(least) or self._spill_for(least)):
+                missing += least
         for segment, unit in idle:
             unit.large.remove(segment)
             self._free_idle(unit, segment)
+        return missing
 
-    def _plan_durable(self, demands: list[int]) -> None:
+    def _plan_durable(self, demands: list[int]) -> int:
         """The same on disk, where none is kept ready: of the usual size, or as large as it has to be."""
         coming = [n for unit in self._alive() for _, n, durable in unit.making if durable]
         idle = [(segment, unit) for unit in self._alive() for segment in unit.durable]
+        missing = 0
         for nbytes in _unserved(demands, idle, coming):
             for unit in self._by_turns():
                 size = max(unit.segment_bytes, whole_pages(nbytes))
@@ -343,9 +357,12 @@ class SegmentGrants:
                     self._turn = unit.info.unit + 1
                     self._ask(unit, 1, size, durable=True)
                     break
+            else:
+                missing += max(self.smallest(), whole_pages(nbytes))
         for segment, unit in idle:
             unit.durable.remove(segment)
             self._free_idle(unit, segment)
+        return missing
 
     def _free_idle(self, unit: Unit, segment: Segment) -> None:
         """It was made for somebody who does not wait any more."""
@@ -373,12 +390,13 @@ class SegmentGrants:
                 return True
         return False
 
-    def _spill_for(self, nbytes: int) -> None:
-        """Make room for a large segment in the first unit, by turns, that can."""
+    def _spill_for(self, nbytes: int) -> bool:
+        """Make room for a large segment in the first unit, by turns, that can; whether there was one."""
         for unit in self._by_turns():
             missing = nbytes - unit.room() - len(unit.spares) * unit.segment_bytes
             if unit.budget >= nbytes and self._spilling.ask(unit, missing):
-                return
+                return True
+        return False
 
     def _ask(self, unit: Unit, count: int, nbytes: int, *, durable: bool = False) -> None:
         assert unit.client is not None
@@ -389,6 +407,7 @@ class SegmentGrants:
         entry = self._table[segment.segment]
         entry.writer, entry.spare = client, False
         self._written.setdefault(client, set()).add(segment.segment)
+        self._open[segment.segment] = entry
         self._turn = unit.info.unit + 1
         self.changed = True
         return segment
@@ -404,6 +423,7 @@ class SegmentGrants:
         entry = self._table.pop(segment)
         self.units[entry.segment.unit].remove(entry)
         if entry.writer is not None:
+            del self._open[segment]
             mine = self._written[entry.writer]
             mine.remove(segment)
             if not mine:

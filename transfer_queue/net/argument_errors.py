@@ -10,7 +10,7 @@ import msgspec
 
 from transfer_queue.errors import Invalid
 
-_VERBS = {"Commit": "put", "SegmentRequest": "put", "ListKeys": "list", "Find": "lookup"}
+_VERBS = {"Commit": "put", "SegmentRequest": "put", "Seal": "put", "ListKeys": "list", "Find": "lookup"}
 
 _STEPS = 2
 """Steps to the tag of a key: of what has no end, no more are told."""

@@ -453,6 +453,14 @@ class SegmentRequest(Message, tag=True):
     partition: str = ""
 
 
+class Seal(Message, tag=True):
+    """This writer has finished with segments, and has nothing to commit with which it could say so: they held rows of
+    `partition`."""
+
+    segments: list[int]
+    partition: str = ""
+
+
 class RegisterUnit(Message, tag=True):
     """A unit starts, or the controller came back: what it holds. Answer: Keep."""
 
@@ -499,6 +507,7 @@ Query = (
     | Watch
     | Stats
     | SegmentRequest
+    | Seal
     | RegisterUnit
     | SegmentsMade
     | Compacted
@@ -666,7 +675,7 @@ Reply = (
 )
 
 
-# --- pushed from the controller to a unit ------------------------------------------------------------------------
+# --- pushed from the controller to a unit, or (GiveBack) to a writer ---------------------------------------------
 
 
 class MakeSegments(Message, tag=True):
@@ -705,7 +714,15 @@ class SpillSegments(Message, tag=True):
     order: int = 0
 
 
-Push = MakeSegments | FreeSegments | Compact | SpillSegments
+class GiveBack(Message, tag=True):
+    """Others wait for memory: finish with these segments, and say so with Seal or what is sent next, each as soon as
+    nothing is being written to it. Those that the client does not know are ignored."""
+
+    segments: list[int]
+    order: int = 0
+
+
+Push = MakeSegments | FreeSegments | Compact | SpillSegments | GiveBack
 
 
 class Request(Message, array_like=True):

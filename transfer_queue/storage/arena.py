@@ -7,7 +7,7 @@ get: block(b) -> its bytes in the mapping, copy rows out, check(blocks) that no 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,7 @@ class _Granted:
     target: Target
     used: int = 0
     unsettled: int = 0
+    recalled: bool = False
 
     def room(self) -> int:
         return self.segment.nbytes - self.used
@@ -77,9 +78,9 @@ class WriteArena:
     """Bump allocation in the segments granted to one writer.
 
     The blocks of a put go to the first segment with room for all of them, else to the first ones with room for each,
-    else they want a segment of their own. A segment is finished when it is full, or when more than MAX_BEGUN are partly
-    used and it is the fullest: `sealed` reports it once nothing of it is being written; its tail is never used.
-    Allocated space is not given back; it goes with its segment.
+    else they want a segment of their own. A segment is finished when it is full, when more than MAX_BEGUN are partly
+    used and it is the fullest, or when others need it: `sealed` reports it once nothing of it is being written; its
+    tail is never used. Allocated space is not given back; it goes with its segment.
     """
 
     def __init__(self, open_segment: Callable[[Segment], Target]) -> None:
@@ -135,6 +136,17 @@ class WriteArena:
     def seal_again(self, segments: Iterable[int]) -> None:
         """The message that carried these from `sealed` was refused: report them once more."""
         self._reported += segments
+
+    def recall(self, segments: Collection[int]) -> None:
+        """Others need these: finish with them. Those of other writers are ignored."""
+        for granted in [g for g in self._granted if g.segment.segment in segments]:
+            self._finish(granted)
+        for granted in self._finished:
+            granted.recalled |= granted.segment.segment in segments
+
+    def owes(self) -> bool:
+        """Whether somebody waits for what `sealed` would report now."""
+        return any(g.recalled and not g.unsettled for g in self._finished)
 
     def give_up(self, units: set[int]) -> None:
         """A segment of these units turned out to be gone, as all are that were granted before: finish with them."""
