@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -107,14 +108,25 @@ class Kept:
 
 def test_what_is_kept_is_released_after_a_while_without_use_and_the_thread_ends(monkeypatch):
     monkeypatch.setattr(idle, "IDLE", 0.2)
-    monkeypatch.setattr(idle, "SWEEP_EVERY", 0.02)
+    monkeypatch.setattr(idle, "SWEEP_AFTER", 0.02)
     watch, kept, before = idle._Watch(), Kept(), set(threading.enumerate())
     watch.note_use(kept)
     (thread,) = set(threading.enumerate()) - before
     assert kept.released.wait(10)
-    assert kept.swept > 0
     thread.join(10)
     assert not thread.is_alive()
+    assert kept.swept == 1, "one look for one use, and none while nothing happens"
+
+
+def test_uses_one_after_the_other_are_swept_again_and_again_and_not_released(monkeypatch):
+    monkeypatch.setattr(idle, "SWEEP_AFTER", 0.02)
+    watch, kept = idle._Watch(), Kept()
+    deadline = time.monotonic() + 10
+    while kept.swept < 3 and time.monotonic() < deadline:
+        watch.note_use(kept)
+        time.sleep(0.005)
+    assert kept.swept >= 3
+    assert not kept.released.is_set()
 
 
 def test_who_is_gone_is_not_kept_alive_by_being_watched(monkeypatch):
@@ -125,4 +137,5 @@ def test_who_is_gone_is_not_kept_alive_by_being_watched(monkeypatch):
     watch._used[kept] = 0.0
     del kept
     assert gone() is None
-    assert not watch.look()
+    watch.look()
+    assert not watch._wait(), "nothing is left to wait for"

@@ -35,7 +35,8 @@ from transfer_queue.storage.unit_files import replace_file
 log = logging.getLogger(__name__)
 
 NODES_EVERY = 5.0
-"""Seconds between two looks at the list of nodes: Ray has nothing to wait for."""
+"""Seconds between two looks at the list of nodes, one small request to Ray each: it lets nobody but its own dashboard
+wait for a node that joins. Nothing hangs on it but how soon that node has units: of deaths the controller knows."""
 
 NAMESPACE = "transfer_queue"
 

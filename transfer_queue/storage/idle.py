@@ -1,8 +1,9 @@
 """What is kept for the next read or write is let go when none comes: mappings, descriptors, memory of results.
 
 consumes     `note_use` of whatever keeps something
-produces     `sweep` while it is used, `release` once it was not for IDLE seconds
-waits for    time, in one daemon thread of the process, which is there only as long as something is kept
+produces     `sweep` SWEEP_AFTER seconds after a use, one for all uses in between; `release` IDLE seconds after the last
+waits for    the next of these, in one daemon thread of the process, which is there only as long as something is kept
+woken by     time, and a use that needs a sweep sooner; without uses there is one sweep, one release, and no thread
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 IDLE = 10.0
 """Seconds without use after which all is let go: the next use then costs some 50 ms per 256 MiB once."""
 
-SWEEP_EVERY = 2.0
-"""Seconds between looks for what is kept in vain."""
+SWEEP_AFTER = 2.0
+"""Seconds from a use to a look for what is kept in vain: nobody says when a file that is mapped goes."""
 
 
 class Keeper(Protocol):
@@ -35,42 +36,61 @@ class Keeper(Protocol):
 
 class _Watch:
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
         self._used: WeakKeyDictionary[Keeper, float] = WeakKeyDictionary()
+        self._sweep_at: float | None = None
         self._running = False
 
     def note_use(self, keeper: Keeper) -> None:
-        with self._guard:
-            self._used[keeper] = time.monotonic()
+        now = time.monotonic()
+        with self._changed:
+            self._used[keeper] = now
+            if self._sweep_at is None:
+                self._sweep_at = now + SWEEP_AFTER
+                self._changed.notify()
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="queue-idle", daemon=True).start()
 
-    def look(self) -> bool:
-        """Sweep what is used, release what is not. Whether anything is left to watch."""
-        with self._guard:
+    def look(self) -> None:
+        """Sweep and release what is due."""
+        now = time.monotonic()
+        with self._changed:
             used = list(self._used.items())
+            sweeps = self._sweep_at is not None and self._sweep_at <= now
+            if sweeps:
+                self._sweep_at = None
         for keeper, when in used:
-            if time.monotonic() - when < IDLE:
-                keeper.sweep()
+            if now - when < IDLE:
+                if sweeps:
+                    keeper.sweep()
                 continue
-            with self._guard:
+            with self._changed:
                 if self._used.get(keeper) != when:
                     continue
                 del self._used[keeper]
             keeper.release()
-        with self._guard:
-            self._running = bool(self._used)
-            return self._running
 
     def _run(self) -> None:
-        going = True
-        while going:
-            time.sleep(SWEEP_EVERY)
+        while self._wait():
             try:
-                going = self.look()
+                self.look()
             except Exception:  # the root of a thread: memory that is kept too long must not become memory kept for ever
                 log.exception("what is kept for the next read or write could not be looked through")
+
+    def _wait(self) -> bool:
+        """Until something is due; False: nothing is left to watch."""
+        with self._changed:
+            while self._used:
+                due = min(self._used.values()) + IDLE
+                if self._sweep_at is not None:
+                    due = min(due, self._sweep_at)
+                left = due - time.monotonic()
+                if left <= 0:
+                    return True
+                self._changed.wait(left)
+            self._running, self._sweep_at = False, None
+            return False
 
 
 _watch = _Watch()
