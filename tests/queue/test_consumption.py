@@ -187,7 +187,8 @@ def test_a_fetch_that_waited_in_vain_says_what_there_is(world):
     world.core.tick(world.now)
     failed = world.answers[world.ticket]
     assert failed.code == "deadline"
-    assert "there is no partition 'none'" in world.ask(m.Fetch("none", "t", [], 1)).message
+    assert "of 'none' with []: nobody has put anything" in world.ask(m.Fetch("none", "t", [], 1)).message
+    assert "(partitions that exist: 'p')" in world.ask(m.Fetch("none", "t", [], 1)).message
     assert "task 't' waited 5.0 s for 2 rows of 'p'" in failed.message
     assert "1 of its 1 rows are not consumed, 1 of them have all the fields" in failed.message
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from transfer_queue.errors import Invalid, QueueError
 from transfer_queue.ledger import Ledger
+from transfer_queue.ledger.checks import some
 from transfer_queue.ledger.consuming import describe, ready
 from transfer_queue.ledger.consumption import SLICE
 from transfer_queue.ledger.order import packed
@@ -44,7 +45,9 @@ class Fetching:
         """Why a fetch got nothing."""
         p = ledger.partitions.get(m.partition)
         if p is None:
-            have = f"there is no partition {m.partition!r} yet"
+            have = (
+                f"nobody has put anything to it yet (partitions that exist: {some(list(ledger.partitions)) or 'none'})"
+            )
         else:
             left = sum(len(serials) for serials, _ in p.consumption.slices(p.rows.order, m.task, SLICE))
             whole = len(ready(p, m.task, m.fields)[0])
