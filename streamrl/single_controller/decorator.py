@@ -21,6 +21,8 @@ A function goes by name, `package.module:function` or `path/to/file.py:function`
 never sent, so what runs there is what is installed there. The method's first argument is then the function itself.
 
 `execute_mode=RANK_ZERO` runs the method on rank 0 only (never a method with collectives in it).
+`beside=True` is for a method that waits for something on the rank: it neither waits for the calls made before it nor
+holds up those after it.
 `blocking` as in verl: called where no event loop runs, the call waits and returns the result; `blocking=False`
 returns the `Call`. Inside an event loop every call returns a `Call` to await.
 """  # noqa: E501
@@ -76,11 +78,13 @@ class MethodSpec:
     dispatch: Dispatch | MeshDispatch
     execute: Execute
     blocking: bool
+    beside: bool = False
+    """In a thread of its own on the rank, whatever other call runs there. Such calls keep an order among themselves."""
 
 
 def register(
     dispatch_mode: Dispatch | MeshDispatch = Dispatch.ONE_TO_ALL, execute_mode: Execute = Execute.ALL,
-    blocking: bool = True,
+    blocking: bool = True, beside: bool = False,
 ) -> Callable[[F], F]:  # fmt: skip
     """Mark a worker's method as callable on its group."""
     if not isinstance(dispatch_mode, Dispatch | MeshDispatch):
@@ -91,7 +95,7 @@ def register(
         )
 
     def mark(method: F) -> F:
-        setattr(method, _ATTRIBUTE, MethodSpec(method.__name__, dispatch_mode, execute_mode, blocking))
+        setattr(method, _ATTRIBUTE, MethodSpec(method.__name__, dispatch_mode, execute_mode, blocking, beside))
         return method
 
     return mark

@@ -37,11 +37,14 @@ class LocalRank(Ranks):
         info = RankInfo(device=device, timeout=timeout)  # type: ignore[arg-type]
         self._workers = {role: worker.construct(info) for role, worker in workers.items()}
         self._thread = None if inline else InOrder("LocalRank")
+        self._beside = None if inline else InOrder("LocalRank beside")
 
-    def submit(self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
+    def submit(
+        self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any], *, beside: bool = False
+    ) -> Result:
         function = getattr(self._workers[role], method)
-        if self._thread is not None:
-            return self._thread.submit(lambda: function(*loaded(args), **kwargs))
+        if thread := self._beside if beside else self._thread:
+            return thread.submit(lambda: function(*loaded(args), **kwargs))
         if inspect.iscoroutinefunction(function):
             return asyncio.ensure_future(function(*loaded(args), **kwargs))
         done: concurrent.futures.Future = concurrent.futures.Future()
@@ -57,8 +60,8 @@ class LocalRank(Ranks):
         raise AssertionError("unreachable")
 
     async def end(self) -> None:
-        if self._thread is not None:
-            self._thread.stop()
+        for thread in filter(None, (self._thread, self._beside)):
+            thread.stop()
 
 
 class InOrder:
@@ -72,6 +75,12 @@ class InOrder:
     def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future:
         done: concurrent.futures.Future = concurrent.futures.Future()
         self._calls.put((done, function))
+        return done
+
+    def last(self, function: Callable[[], Any]) -> concurrent.futures.Future:
+        """The last call: the thread ends with it."""
+        done = self.submit(function)
+        self.stop()
         return done
 
     def stop(self) -> None:

@@ -25,7 +25,7 @@ TASKS = "/proc/self/task"
 
 
 class RankActor:
-    """Calls run one at a time and in order; `until_death` has a thread of its own.
+    """Calls run one at a time and in order; `until_death` and those that run beside have threads of their own.
 
     Its log (`identify()["log"]`) says enough after a crash in native code: the Python stacks of all threads, and the
     name of each thread, since a stack of gloo's, ZeroMQ's or gRPC's own threads holds no Python frame.
@@ -74,6 +74,11 @@ class RankActor:
             names = ", ".join(f"{thread} {thread_name(thread)}" for thread in sorted(new))
             log.info("threads new after %s: %s", method, names)
         self._threads = ids
+
+    @ray.method(concurrency_group="beside")
+    def run_beside(self, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """`run`, whatever else runs."""
+        return self.run(role, method, args, kwargs)
 
     @ray.method(concurrency_group="watch")
     def until_death(self) -> None:

@@ -22,8 +22,9 @@ ONLY = ""
 class Ranks(ABC):
     """One worker per role in each of `world_size` processes. All roles share the processes' fate: `failure`.
 
-    Invariants: calls reach each rank in the order in which they were made, whatever their role; after a rank died, or
-    left a collective half done, or the group was closed, `failure` says so, and no call is made any more.
+    Invariants: calls reach each rank in the order in which they were made, whatever their role, but for those beside;
+    after a rank died, or left a collective half done, or the group was closed, `failure` says so, and no call is made
+    any more.
     """
 
     def __init__(self, classes: Mapping[str, type], world_size: int, *, timeout: float) -> None:
@@ -36,8 +37,10 @@ class Ranks(ABC):
         self.closing = False
 
     @abstractmethod
-    def submit(self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
-        """Send a call on its way."""
+    def submit(
+        self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any], *, beside: bool = False
+    ) -> Result:
+        """Send a call on its way; `beside`: out of the order of the others."""
 
     @abstractmethod
     async def watch(self) -> NoReturn:

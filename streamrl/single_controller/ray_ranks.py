@@ -69,7 +69,7 @@ class RayRanks(Ranks):
         variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if len(pool.process_on_nodes) == 1 and sys.platform == "linux":
             variables["GLOO_SOCKET_IFNAME"] = "lo"
-        actor_class = ray.remote(concurrency_groups={"watch": 1})(RankActor)  # type: ignore[call-overload]
+        actor_class = ray.remote(concurrency_groups={"watch": 1, "beside": 1})(RankActor)  # type: ignore[call-overload]
         actors = []
         for node, ranks in enumerate(pool.process_on_nodes):
             for _ in range(ranks):
@@ -116,8 +116,11 @@ class RayRanks(Ranks):
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
-    def submit(self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
-        future = self._actors[rank].run.remote(role, method, args, kwargs).future()
+    def submit(
+        self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any], *, beside: bool = False
+    ) -> Result:
+        actor = self._actors[rank]
+        future = (actor.run_beside if beside else actor.run).remote(role, method, args, kwargs).future()
         name = method if role == ONLY else f"{role}.{method}"
         self._running.append(name)
         future.add_done_callback(lambda _: self._running.remove(name))

@@ -97,7 +97,10 @@ class WorkerGroup:
             raise ranks.failure
         seconds = ranks.timeout if timeout is None else timeout
         plan = make_plan(spec, self._layout(spec, seconds), args, kwargs)
-        results = [ranks.submit(rank, self._role, spec.name, *share) for rank, share in enumerate(plan.shares)]
+        results = [
+            ranks.submit(rank, self._role, spec.name, *share, beside=spec.beside)
+            for rank, share in enumerate(plan.shares)
+        ]
         return Call(ranks, spec.name, plan, results, seconds)
 
     def _layout(self, spec: MethodSpec, timeout: float) -> Layout:

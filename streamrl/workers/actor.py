@@ -7,6 +7,7 @@ is the trainer's (streamrl.trainer.update), what they tell each other stands in 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -304,17 +305,34 @@ class ActorWorker(TrainingWorker):
 
     # --- weights --------------------------------------------------------------------------------------------------
 
-    @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> None:
-        """Also as a Hugging Face model, if that is asked for: rank 0 writes the full weights, all ranks gather them."""
-        super().save_checkpoint(directory)
+    def _save(self, directory: str) -> None:
+        super()._save(directory)
+        self._model_writer(directory, copy=False)()
+
+    def _hold(self, directory: str) -> Callable[[], None]:
+        shards, model = super()._hold(directory), self._model_writer(directory, copy=True)
+
+        def write() -> None:
+            shards()
+            model()
+
+        return write
+
+    def _model_writer(self, directory: str, *, copy: bool) -> Callable[[], None]:
+        """The checkpoint as a Hugging Face model, if that is asked for: all ranks gather the weights, and what is
+        returned writes them on rank 0."""
         if "hf_model" not in self.settings.actor.checkpoint.save_contents:
-            return
+            return lambda: None
         from streamrl.workers.engine.hf_model import write_model  # torch
 
-        state, model = dict(self.engine.full_state()), self.settings.model
-        if self.rank.rank == 0:
-            write_model(model.path, model.tokenizer_path or model.path, state, Path(directory) / HUGGINGFACE)
+        model = self.settings.model
+        state = {name: tensor.clone() if copy else tensor for name, tensor in self.engine.full_state()}
+
+        def write() -> None:
+            if self.rank.rank == 0:
+                write_model(model.path, model.tokenizer_path or model.path, state, Path(directory) / HUGGINGFACE)
+
+        return write
 
     @register(Dispatch.RANK_ZERO)
     def publish_weights(self, version: int, weights_dir: str = "") -> WeightInfo | None:

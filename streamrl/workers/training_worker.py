@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from streamrl.single_controller.decorator import Dispatch, register
+from streamrl.single_controller.local_group import InOrder
 from streamrl.single_controller.worker import RankInfo, Worker
 from streamrl.workers.batch import Rows
 from streamrl.workers.contract import Reads
@@ -43,6 +45,7 @@ class TrainingWorker(Worker):
         self._reads, self._queue, self._profile = reads, queue, profile
         self._store: RowStore | None = None
         self._engine: Engine | None = None
+        self._writing: Future[None] | None = None
 
     @property
     def engine(self) -> Engine:
@@ -119,9 +122,30 @@ class TrainingWorker(Worker):
         return digest.hexdigest()
 
     @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> None:
-        """Weights, optimizer and generator states into `directory`, each rank its shard."""
+    def save_checkpoint(self, directory: str, background: bool = False) -> None:
+        """Weights, optimizer and generator states into `directory`, each rank its shard.
+
+        With `background` they are copied to host memory before this returns, and written while the training goes on;
+        call `checkpoint_written` once for each such save, before the next one.
+        """
+        if background:
+            writing = self._hold(directory)
+            self._writing = InOrder("checkpoint").last(writing)
+        else:
+            self._save(directory)
+
+    def _save(self, directory: str) -> None:
         self.engine.save(directory)
+
+    def _hold(self, directory: str) -> Callable[[], None]:
+        """As `save`, of which the writing is left to the caller."""
+        return self.engine.hold(directory)
+
+    @register(Dispatch.ONE_TO_ALL, beside=True)
+    def checkpoint_written(self) -> None:
+        """Wait until this rank's part of the last `save_checkpoint` is on disk. Raises what kept it from that."""
+        if self._writing is not None:
+            self._writing.result()
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, directory: str) -> None:

@@ -22,7 +22,9 @@ class InlineRanks(Ranks):
         self.calls: list[str] = []
         """Of rank 0."""
 
-    def submit(self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Result:
+    def submit(
+        self, rank: int, role: str, method: str, args: tuple, kwargs: dict[str, Any], *, beside: bool = False
+    ) -> Result:
         if rank == 0:
             self.calls.append(method)
         done: concurrent.futures.Future = concurrent.futures.Future()

@@ -27,6 +27,7 @@ class EchoWorker(Worker):
     def __init__(self, rank: RankInfo, greeting: str = "hello") -> None:
         super().__init__(rank)
         self.greeting = greeting
+        self._said = threading.Event()
 
     @register(Dispatch.ONE_TO_ALL)
     def where(self) -> tuple[str, int, int]:
@@ -67,6 +68,14 @@ class EchoWorker(Worker):
     @register(Dispatch.ONE_TO_ALL, blocking=False)
     def threads(self) -> str | None:
         return os.environ.get("OMP_NUM_THREADS")
+
+    @register(Dispatch.ONE_TO_ALL, beside=True)
+    def heard(self, seconds: float) -> bool:
+        return self._said.wait(seconds)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def say(self) -> None:
+        self._said.set()
 
     @register(Dispatch.ONE_TO_ALL)
     def fail(self, rank: int) -> None:

@@ -215,6 +215,19 @@ async def test_inline_methods_may_be_coroutines_of_the_callers_loop() -> None:
         await group.drowse(5.0, timeout=0.01)
 
 
+async def heard_beside(group: WorkerGroup) -> None:
+    """Whoever waits beside neither holds up the call that it waits for, nor takes its place in the order."""
+    heard = group.heard(30.0)
+    await group.say()
+    assert set(await heard) == {True}
+
+
+async def test_a_method_beside_waits_while_others_run() -> None:
+    group = LocalWorkerGroup(ClassWithInitArgs(EchoWorker))
+    await heard_beside(group)
+    await group.close()
+
+
 # --- Ray ------------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +238,14 @@ def test_a_rank_runs_one_thread_in_a_process_of_its_own(ray_cluster: None) -> No
     assert group.threads().result() == ["1", "1"]
     assert len({*group.pids, os.getpid()}) == 3
     group.shutdown()
+
+
+async def test_a_method_beside_waits_on_ranks_while_others_run(ray_cluster: None) -> None:
+    from streamrl.single_controller import RayWorkerGroup
+
+    group = RayWorkerGroup(ResourcePool([2], cpus_per_rank=0), ClassWithInitArgs(EchoWorker))
+    await heard_beside(group)
+    await group.close()
 
 
 def test_too_few_cpus_are_an_error_at_once(ray_cluster: None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +67,7 @@ class TorchEngine(ABC):
         self.optimizer: torch.optim.Optimizer | None = None
         self._sp_group: dist.ProcessGroup | None = None
         self._snapshot: Snapshot | None = None
+        self._host = checkpoint.HostMemory()
         self._joined = False
 
     # --- of the subclass ------------------------------------------------------------------------------------------
@@ -294,6 +295,11 @@ class TorchEngine(ABC):
 
     def save(self, directory: str) -> None:
         checkpoint.save(Path(directory), self.module.lm, self.optimizer, rank=self.rank)
+
+    def hold(self, directory: str) -> Callable[[], None]:
+        shards = checkpoint.Shards.of(Path(directory), self.module.lm, self.optimizer, rank=self.rank)
+        shards.hold(self._host)
+        return shards.write
 
     def load(self, directory: str) -> None:
         with self._offload.loaded():

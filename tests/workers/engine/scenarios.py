@@ -37,6 +37,16 @@ class Trainer:
     def state(self) -> dict[str, np.ndarray]:
         return {name: tensor.numpy().copy() for name, tensor in self.engine.full_state()}
 
+    def everything(self) -> dict[str, np.ndarray]:
+        """Trained weights and both moments, whole, and AdamW's steps: bytes for bytes. Collective."""
+        found: dict[str, np.ndarray] = {}
+        for name, parameter in self.engine.module.lm.named_parameters():
+            state = self.engine.optimizer.state.get(parameter, {}) if parameter.requires_grad else {}
+            for what, tensor in {"weight": parameter.detach(), **state}.items():
+                whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+                found[f"{what} {name}"] = whole.numpy().copy()
+        return found
+
     def _sum(self, value: float) -> float:
         return float(self.engine.all_sum(np.array([value]))[0])
 
@@ -61,15 +71,36 @@ def train_and_save(rank: RankInfo, job: Job) -> dict[str, Any]:
     trainer.step()
     trainer.step()
     trainer.engine.save(job[2])
-    found = {"state": trainer.state(), "next": trainer.step()}
+    found = {"state": trainer.state(), "all": trainer.everything(), "rng": generator(), "next": trainer.step()}
     trainer.engine.close()
     return found
+
+
+def save_and_train_meanwhile(rank: RankInfo, job: Job) -> dict[str, Any]:
+    """Held after two steps, written after a third; and again, so that the same memory serves twice."""
+    trainer = Trainer(rank, job[0], job[1])
+    found: dict[str, Any] = {}
+    for directory in ("first", "second"):
+        trainer.step()
+        trainer.step()
+        found["all"] = trainer.everything()
+        write = trainer.engine.hold(f"{job[2]}/{directory}")
+        found["next"] = trainer.step()
+        write()
+    trainer.engine.close()
+    return found
+
+
+def generator() -> bytes:
+    import torch
+
+    return torch.get_rng_state().numpy().tobytes()
 
 
 def load_and_train(rank: RankInfo, job: Job) -> dict[str, Any]:
     trainer = Trainer(rank, job[0], job[1])
     trainer.engine.load(job[2])
-    found = {"state": trainer.state(), "next": trainer.step()}
+    found = {"state": trainer.state(), "all": trainer.everything(), "rng": generator(), "next": trainer.step()}
     trainer.engine.close()
     return found
 

@@ -13,12 +13,14 @@ from streamrl.config.sections.actor import FSDPConfig
 from streamrl.errors import ConfigError
 from streamrl.single_controller.worker import RankInfo
 from streamrl.workers.engine import EngineSettings, LoRASettings
+from streamrl.workers.engine.checkpoint import ForeignCheckpoint
 from streamrl.workers.engine.sequence_parallel import check_heads
 from tests.workers.engine.cases import LR, Case, loss_of, make_rows
 from tests.workers.engine.scenarios import (
     Trainer,
     keep_a_snapshot,
     load_and_train,
+    save_and_train_meanwhile,
     train_adapters,
     train_and_save,
 )
@@ -66,7 +68,10 @@ def test_weights_that_an_engine_does_not_have_are_an_error(models: dict[str, Pat
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
+        (Case("fsdp2", 2), Case("fsdp2", 1)),
         (Case("fsdp2", 2), Case("fsdp2", 4)),
+        (Case("fsdp2", 2, kind="value_model"), Case("fsdp2", 4, kind="value_model")),
+        (Case("fsdp2", 2, lora=LORA), Case("fsdp2", 4, lora=LORA)),
         (Case("fsdp2", 2), Case("ddp", 1)),
         (Case("ddp", 2), Case("fsdp2", 2)),
         (Case("fsdp2", 2, kind="value_model"), Case("ddp", 2, kind="value_model")),
@@ -81,9 +86,59 @@ def test_a_checkpoint_goes_on_on_other_ranks_and_engines(
     before = world.run(saved.ranks, train_and_save, (saved, models, str(tmp_path)))[0]
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".safetensors"}
     after = world.run(loaded.ranks, load_and_train, (loaded, models, str(tmp_path)))[0]
-    assert before["state"].keys() == after["state"].keys()
-    assert all(np.array_equal(before["state"][name], after["state"][name]) for name in before["state"])
+    for part in ("state", "all"):
+        assert before[part].keys() == after[part].keys()
+        assert all(np.array_equal(before[part][name], after[part][name]) for name in before[part])
+    assert sum(name.startswith("exp_avg_sq ") for name in after["all"]) > 4
     assert after["next"] == pytest.approx(before["next"], abs=1e-9)
+
+
+def test_ranks_that_did_not_exist_at_the_save_get_generators_of_their_own(
+    world: World, models: dict[str, Path], tmp_path: Path
+) -> None:
+    before = world.run(2, train_and_save, (Case(ranks=2), models, str(tmp_path)))
+    job = (Case(ranks=4), models, str(tmp_path))
+    once, again = ([rank["rng"] for rank in world.run(4, load_and_train, job)] for _ in range(2))
+    assert once == again
+    assert once[:2] == [rank["rng"] for rank in before]
+    assert len(set(once)) == 4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case("fsdp2", 2), Case("ddp", 2), Case("fsdp2", 2, lora=LORA)],
+    ids=lambda c: c.backend + "-lora" * bool(c.lora),
+)
+def test_what_is_held_is_saved_as_it_was_then_whatever_is_trained_meanwhile(
+    world: World, models: dict[str, Path], tmp_path: Path, case: Case
+) -> None:
+    before = world.run(case.ranks, save_and_train_meanwhile, (case, models, str(tmp_path)))[0]
+    after = world.run(1, load_and_train, (case.with_(ranks=1), models, str(tmp_path / "second")))[0]
+    assert before["all"].keys() == after["all"].keys()
+    assert all(np.array_equal(before["all"][name], after["all"][name]) for name in before["all"])
+    assert after["next"] == pytest.approx(before["next"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "says"),
+    [
+        (Case(), Case(model="llama"), "does not hold lm_head.weight, which this model has"),
+        (Case(), Case(kind="value_model"), "does not hold score.bias, which this model has"),
+        (Case(lora=LORA), Case(lora=LoRASettings(rank=8, alpha=8)), r"lora_A.* as \[4, 64\].* has it as \[8, 64\]"),
+    ],
+    ids=["another family", "a critic", "another rank of adapters"],
+)
+def test_a_checkpoint_of_another_model_is_refused_and_what_differs_is_named(
+    models: dict[str, Path], tmp_path: Path, saved: Case, loaded: Case, says: str
+) -> None:
+    trainer = Trainer(ONE, saved, models)
+    trainer.step()
+    trainer.engine.save(str(tmp_path))
+    trainer.engine.close()
+    other = Trainer(ONE, loaded, models)
+    with pytest.raises(ForeignCheckpoint, match=says):
+        other.engine.load(str(tmp_path))
+    other.engine.close()
 
 
 def test_a_checkpoint_of_adapters_is_small_and_loads_into_adapters_only(
