@@ -8,6 +8,11 @@ _WORD = (1 << 64) - 1
 
 
 def uniforms(seed: int, stream: int, start: int, count: int) -> list[float]:
+    """`uniform_array` as Python numbers."""
+    return uniform_array(seed, stream, start, count).tolist()
+
+
+def uniform_array(seed: int, stream: int, start: int, count: int) -> np.ndarray:
     """`count` numbers in [0, 1), exact in float32, for the positions `start`... of the stream (seed, stream).
 
     The raw words of a counter-based generator are the same in every numpy version; the distributions built on them are
@@ -15,7 +20,7 @@ def uniforms(seed: int, stream: int, start: int, count: int) -> list[float]:
     """
     key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
     words = np.random.Philox(key=key).random_raw(start + count)[start:]
-    return ((words >> np.uint64(40)) * 2.0**-24).tolist()
+    return (words >> np.uint64(40)) * 2.0**-24
 
 
 class Streams:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +44,8 @@ class _Run:
     future: asyncio.Future[Any]
     submitted: float
     scores: bool = False
+    version: int | None = None
+    """That the request names."""
     admitted: float | None = None
     times: np.ndarray = field(default_factory=lambda: np.empty(0))
     timer: asyncio.TimerHandle | None = None
@@ -129,7 +130,8 @@ class SimServer:
         if request_id in self._running or request_id in self._waiting:
             raise ValueError(f"request id {request_id!r} is already open here; ids must be unique per server")
         script = draw_script(self.sim, self._streams.of(sampling.seed), len(prompt_ids), sampling)
-        return await self._ended(_Run(request_id, script, asyncio.get_running_loop().create_future(), loop_time()))
+        future = asyncio.get_running_loop().create_future()
+        return await self._ended(_Run(request_id, script, future, loop_time(), version=sampling.weight_version))
 
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
         """Numbers that depend on the tokens and the temperature alone. Raises ServerDied, ContextOverflow, ValueError.
@@ -275,11 +277,10 @@ class SimServer:
     def _end(self, run: _Run, reason: StopReason, count: int) -> None:
         now = loop_time()
         admitted = now if run.admitted is None else run.admitted
-        since = [moment for moment, _ in self._versions]
         generation = Generation(
             token_ids=run.script.token_ids[:count],
             log_probs=run.script.log_probs[:count],
-            weight_versions=[self._versions[bisect_left(since, t) - 1][1] for t in run.times[:count].tolist()],
+            weight_versions=self._stamps(run.times[:count]) if run.version is None else [run.version] * count,
             stop_reason=reason,
             queue_seconds=admitted - run.submitted,
             engine_seconds=now - admitted,
@@ -287,6 +288,20 @@ class SimServer:
         self._remove(run, count)
         if not run.future.done():
             run.future.set_result(generation)
+
+    def _stamps(self, times: np.ndarray) -> list[int]:
+        """The version of the token at each of these engine times, ascending."""
+        if not len(times):
+            return []
+        at = len(self._versions) - 1
+        while self._versions[at][0] >= times[0]:
+            at -= 1
+        stamps: list[int] = []
+        for since, _ in [*self._versions[at + 1 :], (math.inf, 0)]:
+            until = int(np.searchsorted(times, since, side="right"))
+            stamps += [self._versions[at][1]] * (until - len(stamps))
+            at += 1
+        return stamps
 
     def _remove(self, run: _Run, count: int | None = None) -> None:
         """Take a request out, counting the tokens it made (None: those in the past)."""

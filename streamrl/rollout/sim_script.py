@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from agent_loop.llm.protocol import SamplingParams
-from streamrl.rollout.noise import uniforms
+from streamrl.rollout.noise import uniform_array
 
 _STREAM_BITS = 48
 """Streams below 2**48 are the requests'; the bits above tell what is drawn: length, time, token ids, log-probs."""
@@ -28,6 +28,9 @@ class SimConfig:
     vocab_size: int = 320
     response_tokens_mean: float = 64.0
     response_tokens_sigma: float = 0.0
+    long_share: float = 0.0
+    """Share of the responses that are `long_times` as long as the others, with the same mean over all."""
+    long_times: float = 1.0
     token_seconds: float = 0.01
     token_sigma: float = 0.0
     prefill_seconds: float = 0.0
@@ -58,6 +61,8 @@ class SimConfig:
         )
         if min(seconds) < 0 or self.response_tokens_mean <= 0 or self.vocab_size < 2:
             raise ValueError(f"{self}: times and sigmas must be >= 0, response_tokens_mean > 0, vocab_size >= 2")
+        if not 0 <= self.long_share <= 1 or self.long_times <= 0:
+            raise ValueError(f"{self}: long_share must be in [0, 1], long_times > 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +81,33 @@ def draw_script(sim: SimConfig, stream: tuple[int, int], prompt_len: int, sampli
     stop = sampling.stop_token_ids
     length = sampling.max_tokens
     if stop:
-        length = max(
-            1,
-            round(_log_normal(sim.response_tokens_mean, sim.response_tokens_sigma, _draw(stream, 1, prompt_len, 1))[0]),
-        )
+        long = _draw(stream, 5, prompt_len, 1) if sim.long_share else np.ones(1)
+        length = int(response_lengths(sim, _draw(stream, 1, prompt_len, 1), long)[0])
     stops = bool(stop) and length <= sampling.max_tokens
     length = min(length, sampling.max_tokens)
     ids = (_draw(stream, 3, prompt_len, length) * sim.vocab_size).astype(np.int64)
     for _ in stop:  # no accidental stop token: each pass moves the ids off one of them at least
-        ids = np.where(np.isin(ids, stop), (ids + 1) % sim.vocab_size, ids)
+        accidental = np.logical_or.reduce([ids == token for token in stop])
+        if not accidental.any():
+            break
+        ids = np.where(accidental, (ids + 1) % sim.vocab_size, ids)
     if stops:
         ids[-1] = stop[0]
-    seconds = _log_normal(sim.token_seconds, sim.token_sigma, _draw(stream, 2, prompt_len, length))
+    moments = _draw(stream, 2, prompt_len, length) if sim.token_sigma else np.empty(length)
+    seconds = log_normal(sim.token_seconds, sim.token_sigma, moments)
     return Script(
         token_ids=ids.tolist(),
         log_probs=(-2.0 * _draw(stream, 4, prompt_len, length)).tolist(),
         seconds=sim.prefill_seconds + np.cumsum(seconds),
         stops=stops,
     )
+
+
+def response_lengths(sim: SimConfig, uniform: np.ndarray, long: np.ndarray) -> np.ndarray:
+    """i64[N]: lengths by two draws each in [0, 1): where in the distribution, and (below `long_share`) whether long."""
+    mean = sim.response_tokens_mean / (1 + sim.long_share * (sim.long_times - 1))
+    lengths = log_normal(mean, sim.response_tokens_sigma, uniform)
+    return np.maximum(1, np.rint(np.where(long < sim.long_share, lengths * sim.long_times, lengths))).astype(np.int64)
 
 
 def score_script(sim: SimConfig, ids: list[int], response_len: int, temperature: float) -> Script:
@@ -104,10 +118,10 @@ def score_script(sim: SimConfig, ids: list[int], response_len: int, temperature:
 
 
 def _draw(stream: tuple[int, int], what: int, start: int, count: int) -> np.ndarray:
-    return np.asarray(uniforms(stream[0], stream[1] + (what << _STREAM_BITS), start, count))
+    return uniform_array(stream[0], stream[1] + (what << _STREAM_BITS), start, count)
 
 
-def _log_normal(mean: float, sigma: float, uniform: np.ndarray) -> np.ndarray:
+def log_normal(mean: float, sigma: float, uniform: np.ndarray) -> np.ndarray:
     """Values with this mean by inverting the distribution function."""
     if sigma == 0 or mean == 0:
         return np.full(len(uniform), mean)

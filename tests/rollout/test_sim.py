@@ -13,6 +13,7 @@ import torch
 
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied
 from streamrl.rollout.sim import SimConfig, SimServer
+from streamrl.rollout.sim_script import response_lengths
 from streamrl.rollout.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightStore
 
@@ -75,6 +76,14 @@ def test_it_dies_after_so_many_tokens_of_all_requests_and_comes_back_with_the_ne
         assert (await ask(server, "again", 2)).weight_versions == [3, 3]
 
     run_virtual(main())
+
+
+def test_a_share_of_long_responses_leaves_the_mean_as_it_is() -> None:
+    sim = SimConfig(response_tokens_mean=100, long_share=0.1, long_times=6)
+    draws = np.random.default_rng(5).random((2, 20_000))
+    lengths = response_lengths(sim, *draws)
+    assert lengths.mean() == pytest.approx(100, rel=0.03)
+    assert set(lengths.tolist()) == {67, 400}
 
 
 def test_drawn_lengths_and_times_have_the_configured_means() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from streamrl.config.sections.types import (
+    Fraction,
     GroupSize,
     NonNegativeFloat,
     OpenFraction,
@@ -96,6 +97,9 @@ class SimConfig:
     response_tokens_mean: PositiveFloat = 64.0
     """Lengths and times are log-normal around these means; sigma 0 is a constant."""
     response_tokens_sigma: NonNegativeFloat = 0.5
+    long_share: Fraction = 0.0
+    """Share of the responses that are `long_times` as long as the others, with the same mean over all."""
+    long_times: PositiveFloat = 1.0
     token_seconds: NonNegativeFloat = 0.01
     """Time between two tokens of one request."""
     token_sigma: NonNegativeFloat = 0.0
