@@ -87,7 +87,7 @@ class SessionRunner:
         uid: str,
         session: int,
     ) -> SessionRows | Failed | Interrupted:
-        """`tag` is the group's: it may set temperature, greedy, top_p and top_k."""
+        """`tag` is the group's: it may set temperature, greedy, top_p, top_k and weight_version."""
         ctx = self._context(tag, partition, uid, session)
         begun = ctx.clock()
         outcome = await self._outcome(loop, prompt, ctx, uid, session)
@@ -211,6 +211,7 @@ def session_sampling(base: SamplingParams, tag: Mapping[str, Any], session: int,
         temperature=temperature,
         top_p=float(tag.get("top_p", base.top_p)),
         top_k=int(tag.get("top_k", base.top_k)),
+        weight_version=tag.get("weight_version", base.weight_version),
         stop_token_ids=base.stop_token_ids or chat.stop_token_ids,
     )
 

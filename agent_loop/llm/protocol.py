@@ -21,6 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: int = -1
     stop_token_ids: tuple[int, ...] = ()  # generated, kept as last token, and end the call
     seed: int | None = None
+    weight_version: int | None = None  # that samples this call (deterministic mode); None: the newest there is
 
 
 StopReason = Literal["stop", "length", "aborted"]

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch import nn
 
 from agent_loop.llm.protocol import Generation, SamplingParams, StopReason
 from streamrl.rollout.decoder import Decoder, bytes_per_token
+from streamrl.rollout.invariant import InvariantDecoder, sample_rows
 from streamrl.rollout.prefixes import PrefixIndex
 from streamrl.rollout.sampling import Knobs, sample
 
@@ -57,13 +57,16 @@ class Request:
 
 class BatchEngine:
     """Invariants: running requests are rows 0..n-1 with n <= slots; every submitted request is returned exactly once,
-    by `step` or `abort`; a token carries the version of the weights it was sampled with."""
+    by `step` or `abort`; a token carries the version of the weights it was sampled with. An `invariant` engine gives
+    every request the same bits whoever runs beside it; a request that names a version waits for it."""
 
-    def __init__(self, model: nn.Module, *, slots: int, max_len: int, version: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, *, slots: int, max_len: int, version: int = 0, invariant: bool = False
+    ) -> None:
         kept = min(2 * slots, KEPT_BYTES // (bytes_per_token(model) * max_len))
         self.model = model
-        self.slots, self.max_len, self.version = slots, max_len, version
-        self.decoder = Decoder(model, slots + kept, max_len)
+        self.slots, self.max_len, self.version, self.invariant = slots, max_len, version, invariant
+        self.decoder = (InvariantDecoder if invariant else Decoder)(model, slots + kept, max_len)
         self.prefixes = PrefixIndex(slots, kept, max_len)
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
@@ -82,11 +85,25 @@ class BatchEngine:
     def step(self) -> list[Request]:
         """Admit what fits, then sample one token for every running request. Returns those that ended."""
         ended: list[Request] = []
-        while self.waiting and len(self.running) < self.slots:
+        while len(self.running) < self.slots and self._may_join():
             ended += self._prefill()
         if self.running:
             ended += self._decode()
         return ended
+
+    @property
+    def turn(self) -> int | None:
+        """The version that waits to be served: the oldest that a waiting request names."""
+        named = [r.sampling.weight_version for r in self.waiting if r.sampling.weight_version is not None]
+        return min(named, default=None)
+
+    def _may_join(self) -> list[Request]:
+        """The waiting requests that these weights may serve; none while an older version waits for its turn."""
+        turn = self.turn
+        if turn is None:
+            return list(self.waiting)
+        allowed = (None, self.version) if turn >= self.version else ()
+        return [r for r in self.waiting if r.sampling.weight_version in allowed]
 
     def abort(self, ids: Iterable[str] | None) -> list[Request]:
         """End these (None: all) with the tokens they have."""
@@ -120,7 +137,7 @@ class BatchEngine:
         chosen: list[Request] = []
         prompts: set[tuple[int, ...]] = set()
         widest = real = 0
-        for request in list(islice(self.waiting, self.slots - first)):
+        for request in self._may_join()[: self.slots - first]:
             prompt = tuple(request.prompt)
             if prompt in prompts:
                 continue
@@ -169,8 +186,12 @@ class BatchEngine:
     def _sample(self, first: int, logits: torch.Tensor, knobs: Knobs) -> list[Request]:
         """One token for each row from `first` on; the requests that ended leave their rows."""
         requests = self.running[first:]
-        uniform = torch.tensor([r.uniforms[len(r.generation.token_ids)] for r in requests], device=self.decoder.device)
-        tokens, log_probs = (t.tolist() for t in sample(logits, uniform, knobs))
+        uniform = [r.uniforms[len(r.generation.token_ids)] for r in requests]
+        if self.invariant:
+            found = sample_rows(logits, uniform, [r.sampling for r in requests])
+        else:
+            found = sample(logits, torch.tensor(uniform, device=self.decoder.device), knobs)
+        tokens, log_probs = (t.tolist() for t in found)
         self.tokens_generated += len(requests)
         ended: list[int] = []
         for row, (request, token, log_prob) in enumerate(zip(requests, tokens, log_probs, strict=True), first):

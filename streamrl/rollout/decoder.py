@@ -28,7 +28,7 @@ class UnsupportedModel(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     attention_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -137,7 +137,7 @@ class Decoder:
         return torch.arange(batch, device=self.device)
 
     def _attention(
-        self, x: Tensor, index: int, layer: _Layer, first: int, longest: int, into: Tensor, cos: Tensor, sin: Tensor,
+        self, x: Tensor, index: int, layer: Layer, first: int, longest: int, into: Tensor, cos: Tensor, sin: Tensor,
         penalty: Tensor,
     ) -> Tensor:  # fmt: skip
         batch, width, hidden = x.shape
@@ -150,13 +150,13 @@ class Decoder:
         self._slots[index].index_copy_(0, into, qkv[:, :, heads:].reshape(-1, dim))
         keys, values = self.cache[index, :, first : first + batch, :, :longest].flatten(1, 2)  # [B*kv, L, dim] each
         q = qkv[:, :, :heads].view(batch, width, kv, heads // kv, dim).transpose(1, 2)  # [B, kv, T, G, dim]
-        scores = _product(q.reshape(batch * kv, -1, dim), keys.transpose(1, 2))
+        scores = product(q.reshape(batch * kv, -1, dim), keys.transpose(1, 2))
         scores = scores.mul_(dim**-0.5).view(batch, kv, width, -1, longest).add_(penalty[:, None, :, None])
         weights = torch.softmax(scores, -1).view(batch * kv, -1, longest)
-        mixed = _product(weights, values).view(batch, kv, width, -1, dim).transpose(1, 2)
+        mixed = product(weights, values).view(batch, kv, width, -1, dim).transpose(1, 2)
         return x + F.linear(mixed.reshape(batch, width, heads * dim), layer.out, layer.out_bias)
 
-    def _mlp(self, x: Tensor, layer: _Layer) -> Tensor:
+    def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
         normed = F.rms_norm(x, (x.shape[-1],), layer.mlp_norm, self.eps)
         gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
@@ -171,10 +171,13 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     """Zeros (a masked NaN would still be NaN); on a CPU memory is taken page by page, when first written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + 64, dtype=np.uint8)
+    first = -memory.ctypes.data % 64  # kernels may add up in another order where memory begins elsewhere
+    return torch.from_numpy(memory[first : first + size]).view(dtype).view(shape)
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def product(left: Tensor, right: Tensor) -> Tensor:
     """Batched [M, K] x [K, N]. On a CPU a few rows go one by one: the one-row kernel costs a seventh of the other."""
     height = left.shape[1]
     if left.device.type != "cpu" or not 1 < height <= 6:
@@ -195,11 +198,11 @@ def _fuse(projections: list[Any]) -> tuple[Tensor, Tensor | None]:
     return weight, join([p.bias for p in projections]) if projections[0].bias is not None else None
 
 
-def _fuse_layer(layer: Any) -> _Layer:
+def _fuse_layer(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv, qkv_bias = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
     gate_up, gate_up_bias = _fuse([mlp.gate_proj, mlp.up_proj])
-    return _Layer(
+    return Layer(
         attention_norm=layer.input_layernorm.weight,
         qkv=qkv,
         qkv_bias=qkv_bias,

@@ -59,6 +59,8 @@ class RolloutServerConfig:
     server: str = "server-0"
     """The name by which events and loads tell this server from others."""
     events_dir: str | None = None
+    invariant: bool = False
+    """A request's tokens do not depend on the batch, and it may name the weight version that samples it."""
 
 
 Builder = Callable[[RolloutServerConfig, ServerEvents | None], LLMServer]
@@ -78,6 +80,7 @@ def _torch(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServe
         weights_dir=config.weights_dir,
         server=config.server,
         events=events,
+        invariant=config.invariant,
     )
 
 

@@ -32,7 +32,7 @@ from streamrl.rollout.loading import load_model
 from streamrl.rollout.noise import Streams, uniforms
 from streamrl.rollout.requests import check_request, check_scored
 from streamrl.rollout.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
-from streamrl.weight_sync import WeightError, WeightStore
+from streamrl.weight_sync import WeightError, WeightsMissing, WeightStore
 from streamrl.weight_sync.load import load_into
 from streamrl.weight_sync.shared_memory import read_weights
 
@@ -72,17 +72,23 @@ class TorchServer:
         weights_dir: str | None = None,
         server: str = "server-0",
         events: ServerEvents | None = None,
+        invariant: bool = False,
     ) -> None:
         """Load the model, then the newest weights of `weights_dir` if there are any; ready to serve on return.
 
-        Raises ValueError (path, dtype, limits), UnsupportedModel, WeightError.
+        `invariant`: a request's tokens do not depend on the batch (streamrl.rollout.invariant), and one that names a
+        weight version gets it, in its turn, from `weights_dir`. Raises ValueError (path, dtype, limits),
+        UnsupportedModel, WeightError, NotInvariant.
         """
         model = load_model(model_path, device=device, dtype=dtype, max_model_len=max_model_len)
-        newest = WeightStore(weights_dir).read_latest() if weights_dir else None
+        self._store = WeightStore(weights_dir) if weights_dir else None
+        newest = self._store.read_latest() if self._store else None
         if newest:
             load_into(model, newest[1])
-        version = newest[0].version if newest else 0
-        self._engine = BatchEngine(model, slots=max_num_seqs, max_len=max_model_len, version=version)
+        self._newest = newest[0].version if newest else 0
+        self._engine = BatchEngine(
+            model, slots=max_num_seqs, max_len=max_model_len, version=self._newest, invariant=invariant
+        )
         self._scores = ScoreQueue(model, max_tokens=max_score_tokens)
         self._streams = Streams(seed)
         self._report = Reporter(server, events)
@@ -162,7 +168,7 @@ class TorchServer:
             running=len(engine.running),
             waiting=max(0, len(self._open) - len(engine.running)) + len(self._scoring),
             slots=engine.slots,
-            weight_version=engine.version,
+            weight_version=self._newest,
             tokens_generated=engine.tokens_generated,
             busy_seconds=self._report.busy_seconds,
             rows_scored=self._scores.rows_scored,
@@ -185,6 +191,7 @@ class TorchServer:
         try:
             while self._receive():
                 began = time.monotonic()
+                self._take_turn()
                 scored = self._scores.step(self._engine.version)
                 ended = self._engine.step() if self._engine.has_work else []
                 self._last_step = time.monotonic()
@@ -251,10 +258,30 @@ class TorchServer:
         return len(gone)
 
     def _update(self, path: str, version: int) -> None:
+        if not self._engine.invariant or not self._engine.has_work:  # else the version is loaded in its turn
+            self._load(path, version)
+        self._newest = version
+
+    def _load(self, path: str, version: int) -> None:
         began = time.monotonic()
         load_into(self._engine.model, read_weights(path))
         self._engine.version = version
         self._report.weights(began, time.monotonic(), version)
+
+    def _take_turn(self) -> None:
+        """Once no request runs, load the version that waits to be served; who names one that is not kept is told."""
+        engine = self._engine
+        while not engine.running and (turn := engine.turn) is not None and turn != engine.version:
+            try:
+                if self._store is None:
+                    raise WeightsMissing("this server has no weights_dir from which it could load another version")
+                return self._load(str(self._store.path(turn)), turn)
+            except WeightError as error:
+                refused = [r for r in engine.waiting if r.sampling.weight_version == turn]
+                engine.abort([r.id for r in refused])
+                for request in refused:
+                    self._open.pop(request.id, None)
+                    _settle(request.owner, error=ServerDied(f"weight version {turn} cannot be served: {error}"))
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused

@@ -39,8 +39,14 @@ class WeightStore:
     Invariants: what LATEST names is complete; the version LATEST named before is still there.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, older: int = 0) -> None:
+        """`older`: so many versions just below the one written stay, whatever LATEST named (deterministic mode)."""
         self.directory = Path(directory).absolute()
+        self._older = older
+
+    def path(self, version: int) -> Path:
+        """The file of a version, there or not."""
+        return self.directory / f"v{version:08d}.safetensors"
 
     def write(self, state: State, version: int) -> WeightInfo:
         """Publish `state` as `version`; tensors that are one tensor under two names (tied) are written once.
@@ -57,14 +63,15 @@ class WeightStore:
         make_private(self.directory)
         self._remove_leftovers()
         before = self._latest_name()
-        path = self.directory / f"v{version:08d}.safetensors"
+        path = self.path(version)
         temporary = self.directory / f".{path.name}.{os.getpid()}.tmp"
         save_file(tensors, temporary, metadata={"version": str(version), "format": "pt"})
         temporary.chmod(0o600)
         size = temporary.stat().st_size
         os.replace(temporary, path)
         self._point_latest(path, version)
-        self._retire(keep={path.name, before})
+        older = {self.path(each).name for each in range(max(0, version - self._older), version)}
+        self._retire(keep={path.name, before} | older)
         return WeightInfo(version, str(path), size, time.perf_counter() - began)
 
     def latest(self) -> WeightInfo | None:
