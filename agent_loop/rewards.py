@@ -8,13 +8,17 @@ estimators that ask for them by name. A reward that breaks is not score 0: it fa
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from agent_loop.plugins import Registry
 from agent_loop.rendering.chat import ChatTokenizer
@@ -29,8 +33,16 @@ MAX_SCORE = 3e38
 """Scores are stored as float32, which is infinite above 3.4e38."""
 
 
+MAX_DETAILS = 256 << 10
+"""Bytes of what a reward returns besides the score: every row of the session carries it, and the queue holds the rows
+of several batches."""
+
+PRED = "pred"
+"""Of what a reward returns: the answer it found, by which answers are compared."""
+
+
 class RewardError(RuntimeError):
-    """The reward function raised, timed out, or returned no number."""
+    """The reward function raised, timed out, or returned no number, or too much beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,12 @@ def _as_score(spec: str, result: Any) -> Score:
     details: dict[str, Any] = {}
     if isinstance(result, Mapping):
         details = {key: value for key, value in result.items() if key != "score"}
+        if _bytes_of(details, MAX_DETAILS) > MAX_DETAILS:
+            largest = max(details, key=lambda key: _bytes_of(details[key], 100 * MAX_DETAILS))
+            raise RewardError(
+                f"reward {spec!r} returned more than {MAX_DETAILS >> 10} KiB besides the score (most of it in "
+                f"{largest!r}), and every row would carry it; return less, or write it to a file of yours"
+            )
         result = result.get("score")
     return Score(finite_score(result, f"reward {spec!r} returned"), details)
 
@@ -99,6 +117,37 @@ def score_components(given: Mapping[str, Any], names: Sequence[str]) -> dict[str
         for name in names
         if name in given
     }
+
+
+def told_numbers(given: Mapping[str, Any], limit: int) -> dict[str, float]:
+    """Of what was given with a score: its finite numbers, at most `limit` of them, `acc` before others, and for `pred`
+    a number that is the same for the same answer."""
+    found: dict[str, float] = {}
+    for name in sorted(given, key=lambda name: name not in ("acc", PRED)):
+        value = given[name].item() if isinstance(given[name], np.generic) else given[name]
+        if name == PRED:
+            digest = hashlib.blake2b(str(value).encode("utf-8", "replace"), digest_size=6).digest()
+            found[name] = float(int.from_bytes(digest, "little"))
+        elif name != "score" and isinstance(name, str) and isinstance(value, int | float) and abs(value) <= MAX_SCORE:
+            found[name] = float(value)
+    return dict(islice(found.items(), limit))
+
+
+def _bytes_of(value: Any, enough: int) -> int:
+    """About how many bytes `value` takes; counting ends when it is more than `enough`."""
+    total, waiting = 0, [value]
+    while waiting and total <= enough:
+        part = waiting.pop()
+        total += 8
+        if isinstance(part, str | bytes):
+            total += len(part)
+        elif isinstance(part, Mapping):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple):
+            waiting += part
+        else:
+            total += getattr(part, "nbytes", 0)
+    return total
 
 
 def finite_score(value: Any, source: str, expected: str = "a number or a dict with 'score'") -> float:

@@ -23,8 +23,8 @@ from agent_loop.llm.protocol import LLMClient, SamplingParams, ServerDied
 from agent_loop.loop import AgentContext, AgentLoop, Budgets, SpanSink, no_spans
 from agent_loop.rendering.chat import ChatTokenizer
 from agent_loop.rendering.images import ImageRenderer
-from agent_loop.rewards import RewardError, RewardFunction, finite_score, score_components
-from agent_loop.rows import SessionRows, session_rows
+from agent_loop.rewards import RewardError, RewardFunction, finite_score, score_components, told_numbers
+from agent_loop.rows import MAX_COMPONENTS, SessionRows, session_rows
 from agent_loop.seeds import derive_seed
 from agent_loop.teacher import Teacher
 from agent_loop.tools.base import Tool
@@ -37,6 +37,9 @@ T = TypeVar("T")
 SAMPLED_SESSIONS = "sampled_sessions"
 """In a group's tag: how many of its sessions are sampled as configured; those after them are greedy (a baseline for the
 others: ReMax)."""
+
+TELLS_ALL = "tells_all"
+"""In a group's tag: that its rows tell the trainer every number the reward returned, and which answers are the same."""
 
 MAX_REASON = 500
 """Characters of a failure's reason that the queue keeps."""
@@ -90,7 +93,7 @@ class SessionRunner:
         """`tag` is the group's: it may set temperature, greedy, top_p, top_k and weight_version."""
         ctx = self._context(tag, partition, uid, session)
         begun = ctx.clock()
-        outcome = await self._outcome(loop, prompt, ctx, uid, session)
+        outcome = await self._outcome(loop, prompt, ctx, uid, session, tells_all=bool(tag.get(TELLS_ALL)))
         if self.teacher is not None and partition in self.teacher.partitions and isinstance(outcome, SessionRows):
             outcome = await self._taught(self.teacher, outcome, ctx)
         self._report(outcome, ctx, begun, partition=partition, uid=uid, session=session)
@@ -117,7 +120,7 @@ class SessionRunner:
         )
 
     async def _outcome(
-        self, loop: AgentLoop, prompt: Mapping[str, Any], ctx: AgentContext, uid: str, session: int
+        self, loop: AgentLoop, prompt: Mapping[str, Any], ctx: AgentContext, uid: str, session: int, *, tells_all: bool
     ) -> SessionRows | Failed | Interrupted:
         row = {**copy.deepcopy(dict(prompt)), "uid": uid, "session": session}
         deadline = asyncio.timeout(self.timeout)
@@ -129,6 +132,8 @@ class SessionRunner:
                 scores, details = await self._scores(prompt, trajectories, ctx)
                 given = {"score": scores[-1], **details, **trajectories[-1].score_components}
                 components = score_components(given, self.components)
+                if tells_all:
+                    components |= told_numbers(given, MAX_COMPONENTS - len(components))
             return session_rows(prompt, uid, session, trajectories, scores, ctx.metrics, details, components)
 
         result = await contained(agent())

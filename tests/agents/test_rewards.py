@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from agent_loop.rewards import RewardError, RewardFunction, last_turn, score_components
+from agent_loop.rewards import RewardError, RewardFunction, last_turn, score_components, told_numbers
 from agent_loop.trajectory import Trajectory
 from tests.agents.fakes import byte_chat
 
@@ -43,6 +44,7 @@ def hung(**kwargs): time.sleep(0.5)
 def hung_for_good(**kwargs): time.sleep(1e6)
 def leaving(**kwargs): raise SystemExit(3)
 def stopping(**kwargs): raise StopIteration("x")
+def detailed(kib, **kwargs): return {"score": 1, "why": "x", "log": ["0123456789abcdef"] * (kib << 10 >> 4)}
 """
 
 
@@ -125,3 +127,28 @@ def test_components_of_a_score_are_the_finite_numbers_that_were_asked_for() -> N
         score_components(given, ["pred"])
     with pytest.raises(RewardError, match="component 'long' of the score is nan; a score must be finite"):
         score_components(given, ["long"])
+
+
+async def test_what_a_reward_returns_besides_the_score_is_bounded(file: Path) -> None:
+    asked = ROW, trajectory("1"), CHAT
+    assert (await RewardFunction(f"{file}:detailed", kwargs={"kib": 100})(*asked)).details["why"] == "x"
+    with pytest.raises(RewardError, match="returned more than 256 KiB besides the score \\(most of it in 'log'\\)"):
+        await RewardFunction(f"{file}:detailed", kwargs={"kib": 5 << 10})(*asked)
+
+
+def test_the_numbers_told_are_finite_and_few_with_acc_first_and_equal_answers_equal() -> None:
+    given = {
+        "score": 1.0,
+        "a": 1,
+        "b": float("nan"),
+        "c": "text",
+        "d": [1],
+        "acc": np.bool_(True),
+        "pred": "7",
+        "e": 2.5,
+    }
+    told = told_numbers(given, 4)
+    assert list(told) == ["acc", "pred", "a", "e"]
+    assert (told["acc"], told["a"], told["e"]) == (1.0, 1.0, 2.5)
+    assert told["pred"] == told_numbers({"pred": "7"}, 4)["pred"] != told_numbers({"pred": "8"}, 4)["pred"]
+    assert list(told_numbers(given, 1)) == ["acc"]
