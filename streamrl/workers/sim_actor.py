@@ -21,7 +21,7 @@ from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo, Worker
 from streamrl.weight_sync.protocol import WeightInfo
 from streamrl.workers.contract import Reads
-from streamrl.workers.preparation import mini_batch_rows
+from streamrl.workers.preparation import loss_masks, mask_metrics, mini_batch_rows
 from transfer_queue.metadata import KVBatchMeta
 
 Sleep = Callable[[float], Awaitable[Any]]
@@ -67,7 +67,7 @@ class SimActorWorker(Worker):
     @register(Dispatch.DP_COMPUTE)
     async def update_actor(self, batch: KVBatchMeta) -> dict[str, Metric]:
         info = batch.extra_info or {}
-        bytes_read = await self._read(batch)
+        bytes_read, masks = await self._read(batch)
         steps = sum(1 for rows in mini_batch_rows(batch.keys, info) if rows)
         seconds = self._timing.per_step * steps + self._timing.per_token * _tokens(batch)
         await self._sleep(seconds)
@@ -79,14 +79,21 @@ class SimActorWorker(Worker):
             "perf/total_num_tokens": Total(_tokens(batch)),
             "data/bytes_read": Total(bytes_read),
             "timing_s/update_actor": Peak(seconds),
+            **masks,
         }
 
-    async def _read(self, batch: KVBatchMeta) -> int:
+    async def _read(self, batch: KVBatchMeta) -> tuple[int, dict[str, Metric]]:
+        """Bytes read, and what would count in the loss."""
         if self._queue is None or not batch.keys:
-            return 0
-        fields = Reads(old="rollout_log_probs").of("update_actor", batch.extra_info or {})
+            return 0, {}
+        info = batch.extra_info or {}
+        fields = Reads(old="rollout_log_probs").of("update_actor", info)
         columns = await self._queue.get(batch.partition_id, batch.keys, fields)
-        return sum(column[i].nbytes for column in columns.values() for i in range(len(batch.keys)))
+        rows = {name: [column[i] for i in range(len(batch.keys))] for name, column in columns.items()}
+        masks, versions = rows["response_mask"], rows.get("weight_versions")
+        loss = loss_masks(batch.keys, masks, versions, info)
+        nbytes = sum(row.nbytes for column in rows.values() for row in column)
+        return nbytes, mask_metrics(masks, loss, versions, info)
 
     @register(Dispatch.RANK_ZERO, Execute.RANK_ZERO)
     async def write_samples(self, order: SampleOrder) -> list[dict[str, Any]]:
