@@ -48,7 +48,9 @@ async def _service(rows: int, times: int) -> tuple[float, float, float]:
     """p50 and p99 seconds of one lease, and private bytes a row."""
     from transfer_queue.local import LocalQueue
     from transfer_queue.net.messages import Hello, Lease, Nack, Request
+    from transfer_queue.service.lifetime import give_back_large_tables
 
+    give_back_large_tables()  # as a controller's process does
     queue = LocalQueue()
     client = queue.client("filler")
     await _fill(client, "warm", 2 * CHUNK * SESSIONS)

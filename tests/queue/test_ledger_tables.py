@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +29,7 @@ def encoded(value: object) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
-def opened(**credit: int) -> Ledger:
+def opened(**credit: Any) -> Ledger:
     ledger = Ledger()
     ledger.apply(m.OpenPartition("p", TASKS, **credit), 0.0)
     return ledger
@@ -64,9 +66,34 @@ def test_a_ready_queue_yields_lowest_order_first_and_sweeps_what_left() -> None:
     for order in range(999):
         queue.discard(f"u{order}")
     queue.add(5, "u5")
-    assert len(queue._heap) < 200  # pyright: ignore[reportPrivateUsage]
+    assert len(queue._run) + len(queue._heap) < 200  # pyright: ignore[reportPrivateUsage]
     assert queue.pop(5) == ["u5", "u999"]
     assert queue.pop(1) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_ready_queue_is_a_sorted_set_however_its_members_come_and_go(seed: int) -> None:
+    r, queue, members = random.Random(seed), ReadyQueue(), dict[str, int]()
+    for i in range(400):
+        match r.choice("aaaadggppp"):
+            case "a":  # mostly in order
+                members[f"u{i}"] = i if r.random() < 0.8 else r.randrange(i + 1)
+                queue.add(members[f"u{i}"], f"u{i}")
+            case "p":
+                count, up_to = r.randrange(4), r.choice([math.inf, r.randrange(i + 1)])
+                popped = [uid for order, uid in sorted((o, u) for u, o in members.items()) if order <= up_to][:count]
+                assert queue.pop(count, up_to) == popped
+                for uid in popped:
+                    del members[uid]
+            case kind if members:  # "d": it leaves; "g": and comes back, sometimes elsewhere
+                uid = r.choice(sorted(members))
+                queue.discard(uid)
+                order = members.pop(uid)
+                if kind == "g":
+                    members[uid] = order if r.random() < 0.7 else r.randrange(99)
+                    queue.add(members[uid], uid)
+        assert queue.first() == min(members.values(), default=math.inf)
+        assert set(queue) == set(members)
 
 
 def test_a_change_log_coalesces_and_knows_what_it_forgot() -> None:

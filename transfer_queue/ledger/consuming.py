@@ -73,7 +73,7 @@ def describe(
     """These rows as an answer; fields that the partition does not have are in no row."""
     names = p.rows.fields() if fields is None else list(dict.fromkeys(fields))
     there = {name: p.rows.has(name, rows) for name in names}
-    serials = p.rows.order.serial_of[rows]
+    serials = p.rows.order.of(rows)
     ids = rows.tolist()
     schema = [_schema(p, name, rows, there[name]) for name in names]
     if fields is None:  # only those that some row has

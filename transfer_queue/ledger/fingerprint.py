@@ -60,7 +60,7 @@ def _partition(p: Partition) -> object:
 def _row(rows: RowTable, row: int) -> object:
     fields = {name: rows.block_of(row, name) for name in rows.fields_of(row)}
     owner = rows.owner[row]
-    serial = int(rows.order.serial_of[row])
+    serial = int(rows.order.of(row))
     return [serial, unpack(rows.tags[row]), owner.uid if owner is not None else None, fields]
 
 

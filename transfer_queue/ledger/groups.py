@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -42,9 +43,8 @@ class Sessions:
 class Group:
     """See `Partition` for the states and what moves a group between them.
 
-    Nearly all groups wait: before their first session, or complete. Such a group keeps `packed`, the session and row of
-    each of its rows by session, instead of `Sessions`: a tenth of the memory. Whoever asks for `closed`, `failures` or
-    `open_rows` unpacks it.
+    Nearly all groups wait: before their first session, or complete. Such a group has its rows `packed` (see `_packed`)
+    instead of `Sessions`: a tenth of the memory. Whoever asks for `closed`, `failures` or `open_rows` unpacks it.
 
     Invariants: `lease` is set exactly in the states generating and training; the prompt's row and all rows in `closed`
     and `open_rows` have this group as owner.
@@ -65,8 +65,7 @@ class Group:
     prompt_lost: bool = False
     lease: HeldLease | None = None
     step: int = 0  # trained in
-    packed: array[int] | None = field(default_factory=lambda: _NO_ROWS)
-    _sessions: Sessions | None = None
+    _kept: array[int] | Sessions = field(default_factory=lambda: _NO_ROWS)
 
     @classmethod
     def of(cls, spec: GroupSpec, prompt: int, now: float) -> Group:
@@ -87,24 +86,23 @@ class Group:
 
     def pack(self) -> None:
         """Keep it in little memory, if it has no open rows and no failures."""
-        sessions = self._sessions
-        if sessions is None or sessions.failures or sessions.open_rows:
-            return
-        pairs = [each for s in sorted(sessions.closed) for row in sessions.closed[s] for each in (s, row)]
-        self.packed = array("i", pairs) if pairs else _NO_ROWS
-        self._sessions = None
+        kept = self._kept
+        if isinstance(kept, Sessions) and not kept.failures and not kept.open_rows:
+            self._kept = _packed([each for s in sorted(kept.closed) for row in kept.closed[s] for each in (s, row)])
 
     def rows(self) -> list[int]:
         """Rows of the sessions that succeeded, by session."""
-        if self.packed is not None:
-            return self.packed[1::2].tolist()
-        return [row for session in sorted(self.closed) for row in self.closed[session]]
+        kept = self._kept
+        if isinstance(kept, array):
+            return _rows_of(kept)
+        return [row for session in sorted(kept.closed) for row in kept.closed[session]]
 
     def all_rows(self) -> list[int]:
         """Every row that is the group's, the prompt's included."""
-        if self.packed is not None:
-            return [self.prompt, *self.packed[1::2]]
-        return [self.prompt, *chain(*self.closed.values()), *chain(*self.open_rows.values())]
+        kept = self._kept
+        if isinstance(kept, array):
+            return [self.prompt, *_rows_of(kept)]
+        return [self.prompt, *chain(*kept.closed.values()), *chain(*kept.open_rows.values())]
 
     @property
     def suspect(self) -> bool:
@@ -112,41 +110,47 @@ class Group:
         return self.crashes >= SUSPECT_CRASHES
 
     def is_closed(self, session: int) -> bool:
-        if self.packed is not None:
-            return session in self.packed[::2]
-        return session in self.closed or session in self.failures
+        kept = self._kept
+        if isinstance(kept, array):
+            return session in _sessions_of(kept)
+        return session in kept.closed or session in kept.failures
 
     def succeeded(self) -> int:
         """How many sessions succeeded."""
-        return len(set(self.packed[::2])) if self.packed is not None else len(self.closed)
+        kept = self._kept
+        return len(set(_sessions_of(kept))) if isinstance(kept, array) else len(kept.closed)
 
     def ended_sessions(self) -> list[int]:
-        if self.packed is not None:
-            return sorted(set(self.packed[::2]))
-        return sorted([*self.closed, *self.failures])
+        kept = self._kept
+        if isinstance(kept, array):
+            sessions = _sessions_of(kept)
+            return list(sessions) if isinstance(sessions, range) else sorted(set(sessions))
+        return sorted([*kept.closed, *kept.failures])
 
     def all_closed(self) -> bool:
-        return self.succeeded() + (0 if self.packed is not None else len(self.failures)) == self.n
+        kept = self._kept
+        return self.succeeded() + (0 if isinstance(kept, array) else len(kept.failures)) == self.n
 
     def take_open_rows(self) -> list[int]:
         """The rows of sessions that are not closed; the group forgets them."""
-        if self.packed is not None:
+        kept = self._kept
+        if isinstance(kept, array):
             return []
-        rows = list(chain(*self.open_rows.values()))
-        self.open_rows.clear()
+        rows = list(chain(*kept.open_rows.values()))
+        kept.open_rows.clear()
         return rows
 
     def begin_again(self) -> None:
         """Without any session."""
-        self.packed, self._sessions = _NO_ROWS, None
+        self._kept = _NO_ROWS
 
     def dump(self) -> list[Any]:
         """For `load`; its lease is not in it."""
-        sessions = self._sessions
-        packed = self.packed.tobytes() if self.packed is not None else None
-        parts = (
-            [list(d.items()) for d in (sessions.closed, sessions.failures, sessions.open_rows)] if sessions else None
-        )
+        kept, packed, parts = self._kept, None, None
+        if isinstance(kept, array):
+            packed = array("i", chain(*zip(_sessions_of(kept), self.rows(), strict=True))).tobytes()
+        else:
+            parts = [list(d.items()) for d in (kept.closed, kept.failures, kept.open_rows)]
         return [
             self.uid, self.n, self.order, self.min_sessions, self.tag, self.prompt, self.since, self.state,
             self.attempt, self.reason, self.crashes, self.delivered, self.prompt_lost, self.step, packed, parts,
@@ -155,21 +159,37 @@ class Group:
     @classmethod
     def load(cls, value: list[Any]) -> Group:
         uid, n, order, min_sessions, tag, prompt, since, state, *rest, step, packed, parts = value
-        rows = _NO_ROWS if packed == b"" else None if packed is None else array("i", packed)
         attempt, reason, crashes, delivered, prompt_lost = rest
         group = cls(
             uid, n, order, min_sessions, tag, prompt, since, _STATES[state], attempt, reason, crashes, delivered
         )
-        group.prompt_lost, group.step, group.packed = prompt_lost, step, rows
-        if parts is not None:
-            group._sessions = Sessions(*(dict(items) for items in parts))
+        group.prompt_lost, group.step = prompt_lost, step
+        group._kept = _packed(array("i", packed).tolist()) if parts is None else Sessions(*map(dict, parts))
         return group
 
     def _unpacked(self) -> Sessions:
-        if self._sessions is None:
-            sessions = self._sessions = Sessions()
-            pairs = self.packed or _NO_ROWS
-            for session, row in zip(pairs[::2], pairs[1::2], strict=True):
-                sessions.closed.setdefault(session, []).append(row)
-            self.packed = None
-        return self._sessions
+        kept = self._kept
+        if not isinstance(kept, array):
+            return kept
+        sessions = self._kept = Sessions()
+        for session, row in zip(_sessions_of(kept), _rows_of(kept), strict=True):
+            sessions.closed.setdefault(session, []).append(row)
+        return sessions
+
+
+def _packed(pairs: list[int]) -> array[int]:
+    """Session and row of each row, given by turns and by session; of type "I" the rows alone, if they are of the
+    sessions 0, 1, 2, ..., as nearly always."""
+    if not pairs:
+        return _NO_ROWS
+    rows = pairs[1::2]
+    return array("I", rows) if pairs[::2] == list(range(len(rows))) else array("i", pairs)
+
+
+def _sessions_of(packed: array[int]) -> Sequence[int]:
+    """Of each row."""
+    return range(len(packed)) if packed.typecode == "I" else packed[::2]
+
+
+def _rows_of(packed: array[int]) -> list[int]:
+    return packed.tolist() if packed.typecode == "I" else packed[1::2].tolist()

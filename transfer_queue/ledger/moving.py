@@ -110,7 +110,7 @@ def _choose(table: PutTable, segments: Collection[int], nbytes: int) -> dict[int
 def _batch(rows: RowTable, parts: list[tuple[int, list[Block], np.ndarray, np.ndarray]]) -> Batch:
     puts = np.concatenate([np.full(len(part), put, np.int32) for put, _, part, _ in parts])
     index = np.concatenate([index for *_, index in parts])
-    serials = rows.order.serial_of[np.concatenate([part for _, _, part, _ in parts])]
+    serials = rows.order.of(np.concatenate([part for _, _, part, _ in parts]))
     return Batch(serials, puts, index, [(blocks, index) for _, blocks, _, index in parts])
 
 

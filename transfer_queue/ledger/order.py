@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,14 +27,14 @@ class Serials:
 class RowOrder:
     """Row ids by serial, which is the order in which rows were made.
 
-    Invariants: `serial_of[r]` is the serial of the live row r, -1 for a dead one; the log holds every live row once, by
-    ascending serial; rows that died since are skipped, and swept when they are the majority. A serial is looked up in
-    O(log rows).
+    Invariants: the log holds every live row once, by ascending serial, at the place that `_place` names; that of a dead
+    row is -1. Rows that died since are skipped, and swept when they are the majority. A serial is looked up in
+    O(log rows). What the arrays have beyond their ends is never read, so that no page of it is touched.
     """
 
     def __init__(self, serials: Serials) -> None:
-        self.serial_of = np.full(FIRST_CAPACITY, -1, np.int64)  # by row id
         self._serials = serials
+        self._place = np.empty(FIRST_CAPACITY, np.int32)  # by row id
         self._log_serial = np.empty(FIRST_CAPACITY, np.int64)
         self._log_row = np.empty(FIRST_CAPACITY, np.int32)
         self._end = 0
@@ -42,34 +43,36 @@ class RowOrder:
     def add(self, rows: Sequence[int]) -> None:
         """Give new rows the next serials, in their order."""
         count, top = len(rows), max(rows) + 1
-        if top > len(self.serial_of):
-            self.serial_of = _grown(self.serial_of, max(len(self.serial_of) * 5 // 4, top), -1)
+        if top > len(self._place):
+            self._place = _grown(self._place, max(len(self._place) * 5 // 4, top))
         while self._end + count > len(self._log_row):
             self._sweep_or_grow(count)
-        serial, end = self._serials.take(count), self._end + count
-        if count == 1:  # quicker than with arrays of one
-            self._log_serial[end - 1] = self.serial_of[rows[0]] = serial
-            self._log_row[end - 1] = rows[0]
-            self._end = end
-            return
-        self._log_serial[self._end : end] = np.arange(serial, serial + count)
-        self._log_row[self._end : end] = rows
-        self.serial_of[self._log_row[self._end : end]] = self._log_serial[self._end : end]
+        serial, begin, end = self._serials.take(count), self._end, self._end + count
         self._end = end
+        if count == 1:  # quicker than with arrays of one
+            self._log_serial[begin], self._log_row[begin], self._place[rows[0]] = serial, rows[0], begin
+            return
+        self._log_serial[begin:end] = np.arange(serial, serial + count)
+        self._log_row[begin:end] = rows
+        self._place[self._log_row[begin:end]] = np.arange(begin, end)
 
     def load(self, serials: np.ndarray, rows: np.ndarray) -> None:
         """What `after(-1)` gave when a snapshot was taken: all live rows, by ascending serial."""
-        self.serial_of = np.full(max(FIRST_CAPACITY, int(rows.max(initial=-1)) + 1), -1, np.int64)
-        self.serial_of[rows] = serials
+        self._place = np.full(max(FIRST_CAPACITY, int(rows.max(initial=-1)) + 1), -1, np.int32)
+        self._place[rows] = np.arange(len(rows))
         self._log_serial, self._log_row = serials.astype(np.int64), rows.astype(np.int32)
         self._end, self._dead = len(rows), 0
+
+    def of(self, rows: Any) -> Any:
+        """The serials (int64) of live rows; of one, if one is given."""
+        return self._log_serial[self._place[rows]]
 
     def next_serial(self) -> int:
         """What no row made so far has reached."""
         return self._serials.next
 
     def erase(self, rows: np.ndarray) -> None:
-        self.serial_of[rows] = -1
+        self._place[rows] = -1
         self._dead += len(rows)
 
     def after(self, serial: int, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -80,7 +83,7 @@ class RowOrder:
         while at < self._end and need > 0:
             stop = min(self._end, at + max(need, 1024))
             rows = self._log_row[at:stop]
-            live = np.flatnonzero(self.serial_of[rows] == self._log_serial[at:stop])[:need]
+            live = np.flatnonzero(self._place[rows] == np.arange(at, stop))[:need]
             picked.append(live + at)
             need, at = need - len(live), stop
         where = np.concatenate(picked)
@@ -92,7 +95,7 @@ class RowOrder:
             return np.full(len(serials), -1, np.int64)
         at = np.minimum(np.searchsorted(self._log_serial[: self._end], serials), self._end - 1)
         rows = self._log_row[at].astype(np.int64)
-        known = (self._log_serial[at] == serials) & (self.serial_of[rows] == serials)
+        known = (self._log_serial[at] == serials) & (self._place[rows] == at)
         return np.where(known, rows, -1)
 
     def require(self, serials: np.ndarray, partition: str) -> np.ndarray:
@@ -109,16 +112,17 @@ class RowOrder:
     def _sweep_or_grow(self, count: int) -> None:
         serials, rows = self._log_serial[: self._end], self._log_row[: self._end]
         if 2 * self._dead > self._end:
-            live = self.serial_of[rows] == serials
-            self._end, self._dead = int(live.sum()), 0
+            live = np.flatnonzero(self._place[rows] == np.arange(self._end))
+            self._end, self._dead = len(live), 0
             self._log_serial[: self._end], self._log_row[: self._end] = serials[live], rows[live]
+            self._place[self._log_row[: self._end]] = np.arange(self._end)
             return
         size = self._end + max(count, self._end // 4)
-        self._log_serial, self._log_row = _grown(serials, size, 0), _grown(rows, size, 0)
+        self._log_serial, self._log_row = _grown(serials, size), _grown(rows, size)
 
 
-def _grown(array: np.ndarray, size: int, fill: int) -> np.ndarray:
-    bigger = np.full(size, fill, array.dtype)
+def _grown(array: np.ndarray, size: int) -> np.ndarray:
+    bigger = np.empty(size, array.dtype)
     bigger[: len(array)] = array
     return bigger
 

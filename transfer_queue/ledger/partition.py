@@ -34,8 +34,8 @@ class Partition:
 
     Invariants:
 
-    - A uid that was ever admitted is either in `groups`, in exactly one state, or in `seen` (its end is final, but for
-      that of a dead group: a replayed one is in both).
+    - A uid that was ever admitted, and not forgotten, is either in `groups`, in exactly one state, or in `seen` (its end
+      is final, but for that of a dead group: a replayed one is in both).
     - `by_state[s]` holds exactly the groups in state s, the one that is in it longest first.
     - `pending` and `suspects` together hold exactly the pending groups that have their prompt, each in the one for it;
       `ready[t]` exactly the ready groups all of whose rows have the fields that task t wants.
@@ -230,6 +230,16 @@ class Partition:
         else:
             self.rows.erase(group.all_rows())
             self.dropped[reason.partition(":")[0]] += 1
+
+    def forget(self, group: Group) -> None:
+        """As if a group that is not whole had never been admitted: it may be admitted again."""
+        self.leases.end(group)
+        self._withdraw(group)
+        del self.by_state[group.state][group.uid]
+        del self.groups[group.uid]
+        group.state, group.reason = "dropped", "forgotten: the trainer begins again at an earlier step"
+        self.changes.note(group.uid, self.view(group))
+        self.rows.erase(group.all_rows())
 
     def revive(self, uid: str, now: float) -> None:
         """A dead group is pending again, as if nobody had ever leased it."""

@@ -25,7 +25,10 @@ def open_trainer(ledger: Ledger, m: OpenTrainer, now: float) -> Restored:
     for group in list(p.groups.values()):
         if group.state == "trained" and group.step <= m.step:
             continue
-        if _newest_version(p, group) > m.step:
+        if m.repeats and group.state in ("pending", "generating"):
+            p.forget(group)
+            continue
+        if not m.repeats and _newest_version(p, group) > m.step:
             p.reissue(group, None, now, f"generated after step {m.step}, to which the trainer was restored")
         elif group.state == "trained":
             p.untrain(group)

@@ -16,6 +16,7 @@ from transfer_queue.service.lifetime import (
     be_served_first,
     collect_only_young_garbage,
     die_with_parent,
+    give_back_large_tables,
     stop_event,
 )
 
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 async def _serve_controller(args: argparse.Namespace) -> None:
     from transfer_queue.controller.process import serve_controller
 
+    give_back_large_tables()
     pipe = ReadyPipe(args.ready_fd)
 
     def ready() -> None:

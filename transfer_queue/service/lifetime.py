@@ -17,6 +17,9 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's mallopt."""
+
 
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when `parent` (the thread in it that started us) ends."""
@@ -41,6 +44,18 @@ def collect_only_young_garbage() -> None:
     140 ms. Old objects are freed when nothing refers to them any more; cycles of old ones are not made here."""
     gc.freeze()
     gc.set_threshold(1000, 5, 1 << 30)
+
+
+def give_back_large_tables() -> None:
+    """Let tables of a MiB and more have pages of their own: they are moved when a table grows, and go when it is freed.
+
+    By default the allocator raises that limit to the largest table freed so far, up to 32 MiB. The holes that growing
+    tables then leave in its heap took a tenth of the memory of a million rows. Does nothing where there is no glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 4 << 20)
 
 
 def allow_many_files() -> None:
