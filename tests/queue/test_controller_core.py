@@ -384,6 +384,27 @@ def test_a_training_lease_outlives_its_client_and_any_time_but_not_the_next_inca
     assert world.ask("trainer", m.Ack("p", leased.token, ["u0"], step=1)).code == "fenced"
 
 
+def test_a_restore_that_repeats_keeps_whole_groups_of_any_version_and_forgets_the_others(world: World) -> None:
+    world.admit("u0", "u1", "u2", "u3", "u4")
+    for uid, version in [("u0", 0), ("u1", 5)]:
+        world.generate(uid, tag={"max_global_steps": version})
+    token = world.ask("trainer", m.Lease("p", "train", "trainer", uids=["u0"])).token
+    world.ask("trainer", m.Ack("p", token, ["u0"], step=2))
+    held = world.ask("worker", m.Lease("p", "generate", "worker", uids=["u2"])).token
+    world.ask("trainer", m.Drop("p", ["u4"], "filtered"))
+    seen = world.ask("trainer", m.Watch("p", -1, 0.0)).seq
+    restored = world.ask("trainer", m.OpenTrainer("p", 1, repeats=True))
+    assert (restored.ready, restored.reissued) == (["u0", "u1"], [])
+    told = {group.uid: group.state for group in world.ask("trainer", m.Watch("p", seen, 0.0)).groups}
+    assert told == {"u0": "ready", "u2": "dropped", "u3": "dropped"}
+    assert world.generate("u2", held).code == "fenced"
+    assert isinstance(world.admit("u2", "u3", "u4"), m.Ok)
+    live = world.core.ledger.partition("p").groups
+    assert {uid: group.state for uid, group in live.items()} == {
+        "u0": "ready", "u1": "ready", "u2": "pending", "u3": "pending",
+    }, "what had ended stays so"  # fmt: skip
+
+
 def test_a_restore_brings_back_what_was_acked_later_and_never_what_was_committed(world: World) -> None:
     world.admit("u0", "u1", "u2", "u3")
     for uid, version in [("u0", 0), ("u1", 1), ("u2", 2), ("u3", 0)]:

@@ -119,6 +119,7 @@ class QueueClient(RowVerbs):
             address, name=name, timeout=timeout, on_welcome=lambda welcome, _: access.learn(welcome.units),
             heeds_closing=True,
         )  # fmt: skip
+        access.check_open = transport.check_open
         client = cls(transport, access)
         end = partial(_close_soon, asyncio.get_running_loop(), transport, access)
         client._dropped = close_when_dropped(client, name, end)
@@ -290,9 +291,9 @@ class QueueClient(RowVerbs):
         """Groups changed after `since` (-1: all). No groups if nothing happened within `wait`."""
         return await self._ask(Watch(partition, since, wait), Changes, wait)
 
-    async def open_trainer(self, partition: str, step: int) -> Restored:
-        """Begin a trainer's incarnation restored to `step`: fences the older one."""
-        restored = await self._ask(OpenTrainer(partition, step), Restored)
+    async def open_trainer(self, partition: str, step: int, *, repeats: bool = False) -> Restored:
+        """Begin a trainer's incarnation restored to `step`: fences the older one. `repeats`: see OpenTrainer."""
+        restored = await self._ask(OpenTrainer(partition, step, repeats), Restored)
         self._incarnations[partition] = restored.incarnation
         return restored
 

@@ -34,8 +34,8 @@ class Partition:
 
     Invariants:
 
-    - A uid that was ever admitted, and not forgotten, is either in `groups`, in exactly one state, or in `seen` (its end
-      is final, but for that of a dead group: a replayed one is in both).
+    - A uid that was ever admitted, and not forgotten, is either in `groups`, in exactly one state, or in `seen` (its
+      end is final, but for that of a dead group: a replayed one is in both).
     - `by_state[s]` holds exactly the groups in state s, the one that is in it longest first.
     - `pending` and `suspects` together hold exactly the pending groups that have their prompt, each in the one for it;
       `ready[t]` exactly the ready groups all of whose rows have the fields that task t wants.

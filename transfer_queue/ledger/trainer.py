@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def open_trainer(ledger: Ledger, m: OpenTrainer, now: float) -> Restored:
-    """A new incarnation, restored to `step`. What was committed stays final, even if `step` is older."""
+    """A new incarnation, restored to `step`. What was committed stays final, even if `step` is older.
+
+    One that `repeats` keeps whole groups whatever version sampled them, and forgets the others.
+    """
     p = ledger.partition(m.partition)
     if m.step < 0:
         raise Invalid(f"step {m.step}: expected 0 (from scratch) or the step of a checkpoint")
@@ -24,9 +27,6 @@ def open_trainer(ledger: Ledger, m: OpenTrainer, now: float) -> Restored:
     reissued: list[str] = []
     for group in list(p.groups.values()):
         if group.state == "trained" and group.step <= m.step:
-            continue
-        if m.repeats and group.state in ("pending", "generating"):
-            p.forget(group)
             continue
         if not m.repeats and _newest_version(p, group) > m.step:
             p.reissue(group, None, now, f"generated after step {m.step}, to which the trainer was restored")
@@ -38,9 +38,11 @@ def open_trainer(ledger: Ledger, m: OpenTrainer, now: float) -> Restored:
             p.settle(group, now)
         elif group.lease is not None:
             p.give_back(group, now, "a new trainer took over")
-        else:
+        elif not m.repeats:
             continue
-        if group.state == "pending":
+        if group.state == "pending" and m.repeats:
+            p.forget(group)
+        elif group.state == "pending":
             reissued.append(group.uid)
     ready = sorted(p.by_state["ready"].values(), key=lambda group: (group.order, group.uid))
     return Restored(

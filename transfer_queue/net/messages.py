@@ -333,10 +333,14 @@ class OpenTrainer(Message, tag=True):
 
     Groups leased by "incarnation" tasks or acked after `step` are ready again; groups with a row whose
     tag `max_global_steps` exceeds `step` lose their rows and are issued again; clock leases are released.
+
+    `repeats`: training from `step` on will do again what it did before (deterministic mode). Groups that are whole are
+    ready, whatever their rows' tags say, and all others are forgotten: as if they had never been admitted.
     """
 
     partition: str
     step: int
+    repeats: bool = False
 
 
 class CommitStep(Message, tag=True):
@@ -733,7 +737,7 @@ class Request(Message, array_like=True):
 
 
 class Response(Message, array_like=True):
-    """One frame from the controller. `id` 0 is a Push."""
+    """One frame from the controller. `id` 0 is a Push, or Failed("closed") as the queue ends."""
 
     id: int
     body: Reply | Push
