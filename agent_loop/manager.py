@@ -39,6 +39,10 @@ class WorkerHandle(Protocol):
         """Returns, with the reason, when the worker has ended for whatever reason."""
         ...
 
+    async def cancel(self, partition: str, uids: list[str]) -> None:
+        """End these groups, as far as it runs them."""
+        ...
+
     async def stop(self) -> None:
         """End it; running groups go back to the queue. Returns when it has ended."""
         ...
@@ -119,6 +123,16 @@ class AgentLoopManager:
             await self._release(name)
             self._count_restart(name, reason)
             attempt += 1
+
+    async def cancel(self, partition: str, uids: list[str]) -> None:
+        """Whoever runs one of these groups ends it now: they were dropped, so its leases have ended already. A worker
+        that cannot be told finds out when it renews them."""
+        told = await asyncio.gather(
+            *(worker.cancel(partition, uids) for worker in self.workers.values()), return_exceptions=True
+        )
+        for result in told:
+            if isinstance(result, Exception):
+                logger.info("an agent worker was not told of cancelled groups: %s", _first_line(result))
 
     async def _live(self, name: str) -> str:
         """The life of one worker, from its start to its death; the reason of that."""
@@ -206,6 +220,9 @@ class TaskWorker:
             return "cancelled"
         error = self._task.exception()
         return f"{type(error).__name__}: {error}" if error else "stopped"
+
+    async def cancel(self, partition: str, uids: list[str]) -> None:
+        self.worker.cancel(partition, uids)
 
     async def stop(self) -> None:
         if not self._task.done():

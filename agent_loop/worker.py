@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from agent_loop.group import GroupRun
@@ -95,7 +96,7 @@ class AgentLoopWorker:
         self.name = name
         self.counts: Counter[str] = Counter()
         """Totals since the start: sessions_finished, sessions_failed, sessions_interrupted, rows, groups_closed,
-        groups_lost, groups_returned."""
+        groups_lost, groups_returned, groups_cancelled."""
         self.queue = queue
         self._config = config
         reward = (
@@ -126,6 +127,7 @@ class AgentLoopWorker:
         self._loops: dict[str, AgentLoop] = {name: load_agent_loop(spec) for name, spec in names.items()}
         self._slots = asyncio.Semaphore(config.max_sessions)
         self._leased = 0
+        self._groups: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._room = asyncio.Event()
         self._stop = asyncio.Event()
         self._drain = 0.0
@@ -159,6 +161,13 @@ class AgentLoopWorker:
             raise TimeoutError(
                 f"worker {self.name} did not end within {drain + timeout:g} s; is its run() running?"
             ) from None
+
+    def cancel(self, partition: str, uids: Iterable[str]) -> None:
+        """End these groups now, as far as they are here: somebody dropped them, and their leases with that. Requests
+        that are under way are aborted, nothing more is written."""
+        for uid in uids:
+            if (running := self._groups.get((partition, uid))) is not None and running.cancel():
+                self.counts["groups_cancelled"] += 1
 
     def find_loop(self, name: str | None) -> AgentLoop:
         """The agent loop of a row with this `agent_name`. A row may only name what is registered or configured."""
@@ -202,7 +211,10 @@ class AgentLoopWorker:
                 silent_since = None
                 for group in leased.groups:
                     self._leased += group.n - len(group.sessions)
-                    tasks.create_task(self._run_group(partition, leased, group), name=f"group-{partition}/{group.uid}")
+                    name = f"group-{partition}/{group.uid}"
+                    running = tasks.create_task(self._run_group(partition, leased, group), name=name)
+                    self._groups[partition, group.uid] = running
+                    running.add_done_callback(partial(self._ended_group, partition, group))
 
     async def _wait_for_room(self) -> None:
         while self._leased >= self._config.max_sessions:
@@ -214,12 +226,14 @@ class AgentLoopWorker:
             queue=self.queue, runner=self._runner, find_loop=self.find_loop, slots=self._slots, partition=partition,
             group=group, token=leased.token, ttl=leased.ttl, counts=self.counts,
         )  # fmt: skip
-        try:
-            ending = await run.run()
-            self.counts[f"groups_{ending}"] += 1
-        finally:
-            self._leased -= group.n - len(group.sessions)
-            self._room.set()
+        self.counts[f"groups_{await run.run()}"] += 1
+
+    def _ended_group(self, partition: str, group: Group, task: asyncio.Task[None]) -> None:
+        """Also of one that was cancelled before it began."""
+        self._leased -= group.n - len(group.sessions)
+        if self._groups.get((partition, group.uid)) is task:
+            del self._groups[partition, group.uid]
+        self._room.set()
 
     async def _release_all(self) -> None:
         """Groups in hand, and a grant whose answer we did not wait for, go to others at once."""

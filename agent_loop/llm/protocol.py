@@ -118,6 +118,16 @@ class LLMServer(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def sleep(self) -> None:
+        """As pause, for as long as training has the devices: also gives up the memory of the cache, as far as the
+        engine can. Requests keep their place and their tokens; weights can be updated meanwhile."""
+        await self.pause()
+
+    async def wake_up(self) -> None:
+        """After sleep: requests go on with the weights of now, those whose cache was given up after computing it
+        again."""
+        await self.resume()
+
     async def load(self) -> ServerLoad:
         """Also the health check."""
         ...

@@ -28,7 +28,6 @@ REMEDIES: dict[str, str] = {
     "reward.reward_manager.*": "write what it does as reward.custom_reward_function.path (docs/extending.md)",
     "reward*.enable": "a reward function may ask a model that is served elsewhere (reward.custom_reward_function.path)",
     "reward.sandbox_fusion.url": "a reward function may call it (reward.custom_reward_function.path)",
-    "trainer.v1.sampler.custom_sampler.path": "the queue takes samplers of yours, a trainer does not yet",
     "async_training.*": _STALENESS,
 }
 """Pattern of refused keys -> what to do instead."""

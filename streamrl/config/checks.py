@@ -17,7 +17,7 @@ from streamrl.config import algorithm_checks, data_files, hub
 from streamrl.config.paths import defines, definitions, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.sections.types import MIN_TEMPERATURE
-from streamrl.config.signatures import POLICY_LOSS, REWARD, Caller, misfits
+from streamrl.config.signatures import POLICY_LOSS, REWARD, Caller, methods_of, misfits
 from streamrl.config.teacher_checks import teacher
 from streamrl.errors import ConfigError
 from streamrl.monitor.trackers import BUILT_IN, LIBRARIES
@@ -68,6 +68,36 @@ def _actor(config: StreamRLConfig) -> Iterator[str]:
             f"{ACTOR}.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size} must divide the {ranks} "
             "training ranks (trainer.nnodes x trainer.n_gpus_per_node)"
         )
+
+
+def _sampler(config: StreamRLConfig) -> Iterator[str]:
+    """Which groups are trained, and how old they may be."""
+    sampler, key = config.trainer.v1.sampler, "trainer.v1.sampler"
+    strategy, custom = sampler.max_off_policy_strategy, sampler.custom_sampler
+    if sampler.max_masked_ratio < 1 and strategy != "mask":
+        yield (
+            f"{key}.max_masked_ratio={sampler.max_masked_ratio:g} has no effect with {key}.max_off_policy_strategy="
+            f"{strategy or 'null'}; it goes with mask"
+        )
+    if custom.path is None:
+        if sampler.sampler_kwargs:
+            yield f"{key}.sampler_kwargs without {key}.custom_sampler.path: name the file of the class they are for"
+        return
+    if strategy == "wait":
+        yield (
+            f"{key}.custom_sampler.path with {key}.max_off_policy_strategy=wait: both choose which groups are trained "
+            "next; use drop, mask or null"
+        )
+    found = list(_file_object(f"{key}.custom_sampler.path", custom.path, custom.name))
+    yield from found or _without_method(f"{key}.custom_sampler.path", custom.path, custom.name)
+
+
+def _without_method(key: str, file: str, name: str) -> Iterator[str]:
+    """A class of the user's that cannot choose groups, as far as its file shows."""
+    methods = methods_of(Path(file), name)
+    if methods is not None and "choose" not in methods:
+        verl = "; it is written for verl, whose buffers poll the queue themselves" if "sample" in methods else ""
+        yield f"{key}: {file}: {name} has no method choose(ready, count, version) (docs/extending.md){verl}"
 
 
 def _lengths(config: StreamRLConfig) -> Iterator[str]:
@@ -270,8 +300,8 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
-    _batches, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _validation, _placement,
-    _datasets, _model, teacher, _code, _names, _trackers, _directories, _memory,
+    _batches, _sampler, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _validation,
+    _placement, _datasets, _model, teacher, _code, _names, _trackers, _directories, _memory,
 )  # fmt: skip
 
 

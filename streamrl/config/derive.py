@@ -15,7 +15,7 @@ from streamrl.config.sections.algorithm import AlgorithmConfig, DistillationConf
 from streamrl.config.sections.data import DataConfig
 from streamrl.config.sections.rollout import RolloutConfig
 from streamrl.config.sections.services import TransferQueueConfig
-from streamrl.config.sections.trainer import TrainerConfig
+from streamrl.config.sections.trainer import SamplerConfig, TrainerConfig
 
 
 def estimator_needs(algorithm: AlgorithmConfig) -> frozenset[str]:
@@ -149,12 +149,18 @@ def _trainer(trainer: TrainerConfig) -> TrainerConfig:
         runs_dir=str(Path(trainer.runs_dir).expanduser().absolute()),
         resume_from_path=_existing(trainer.resume_from_path) if trainer.resume_from_path else None,
         replay=_existing(trainer.replay) if trainer.replay else None,
+        v1=replace(trainer.v1, sampler=_sampler(trainer.v1.sampler)),
         rollout_data_dir=None if trainer.replay else _absolute(trainer.rollout_data_dir),  # recorded rows have no texts
         validation_data_dir=_absolute(trainer.validation_data_dir),
         val_before_train=trainer.val_before_train and not trainer.replay,
         test_freq=-1 if trainer.replay else trainer.test_freq,
         logger=tuple(map(_code, trainer.logger)),
     )
+
+
+def _sampler(sampler: SamplerConfig) -> SamplerConfig:
+    custom = sampler.custom_sampler
+    return replace(sampler, custom_sampler=replace(custom, path=_existing(custom.path) if custom.path else None))
 
 
 def _queue(queue: TransferQueueConfig) -> TransferQueueConfig:

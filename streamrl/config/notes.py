@@ -26,7 +26,21 @@ def notes(config: StreamRLConfig) -> list[str]:
             "algorithm.rollout_correction.pi_old=current has no trust region: the ratio is always 1, no clip ever "
             f"acts, and what holds stale samples or a high learning rate back is {limit}"
         )
-    return [*found, *_micro_batches(config)]
+    return [*found, *_ahead(config), *_micro_batches(config)]
+
+
+def _ahead(config: StreamRLConfig) -> Iterator[str]:
+    """More batches ahead than may be old."""
+    v1 = config.trainer.v1
+    sampler, section = v1.sampler, {"colocate_async": v1.colocate_async, "separate_async": v1.separate_async}
+    if v1.trainer_mode == "sync" or sampler.max_off_policy_threshold is None:
+        return
+    ahead, bound = section[v1.trainer_mode].num_warmup_batches, sampler.max_off_policy_threshold - 1
+    if sampler.max_off_policy_strategy in ("drop", "wait") and ahead > bound:
+        yield (
+            f"trainer.v1.{v1.trainer_mode}.num_warmup_batches={ahead:g} with max_off_policy_threshold={bound + 1}: "
+            f"only {bound} batches are issued ahead, since more would be too old when the trainer comes to them"
+        )
 
 
 def _micro_batches(config: StreamRLConfig) -> Iterator[str]:

@@ -97,6 +97,16 @@ def misfits(file: Path, name: str, caller: Caller, more: tuple[str, ...] = ()) -
         )
 
 
+def methods_of(file: Path, name: str) -> set[str] | None:
+    """Of the class `name` at the top level; None where it is no class there, or inherits further ones."""
+    found = [
+        n for n in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(n, ast.ClassDef) and n.name == name
+    ]
+    if not found or found[-1].bases:
+        return None
+    return {n.name for n in found[-1].body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
 def _function(file: Path, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The last definition of `name` at the top level, unless a decorator may change what it takes."""
     tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))

@@ -82,7 +82,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "trainer.checkpoint_callback_class": (None,),
     "trainer.v1.separate_async.hybrid_rollout.enable_switch": (False,),
     "trainer.v1.sampler.sync_refill_failed_groups": (False,),
-    "trainer.v1.sampler.custom_sampler.path": (None,),
     "transfer_queue.enable": (True,),
     "async_training.staleness_threshold": (),
     "async_training.trigger_parameter_sync_step": (),
@@ -228,10 +227,7 @@ INERT: tuple[str, ...] = (
     "trainer.max_critic_ckpt_to_keep",  # a checkpoint holds both
     "trainer.esi_redundant_time",
     "trainer.ray_wait_register_center_timeout",
-    "trainer.v1.colocate_async.*",
     "trainer.v1.separate_async.hybrid_rollout.*",
-    "trainer.v1.sampler.custom_sampler.*",
-    "trainer.v1.sampler.sampler_kwargs*",
     "transfer_queue.backend.SimpleStorage.total_storage_size",
     "transfer_queue.backend.MooncakeStore.*",
     "transfer_queue.operations.metrics.*",

@@ -32,6 +32,9 @@ class ReplayAgents:
             for group in leased.groups:
                 await self._put(group, leased.token)
 
+    async def cancel(self, partition: str, uids: list[str]) -> None:
+        """Nothing takes time here."""
+
     async def _put(self, group: Group, token: Token) -> None:
         for session, rows in enumerate(self._recording.sessions(group.uid, group.n)):
             keys = [row.key for row in rows]
@@ -50,6 +53,10 @@ class NoServers:
     async def loads(self) -> dict[str, Any]:
         return {}
 
+    async def sleep(self) -> None: ...
+
+    async def wake_up(self) -> None: ...
+
 
 def replay_trainer(parts: Parts, recording: Recording) -> Trainer:
     """A trainer of the configured mode that trains the recorded steps, each on the groups it had then."""
@@ -63,7 +70,7 @@ def replay_trainer(parts: Parts, recording: Recording) -> Trainer:
             return self.groups_per_step
 
         def _selection(self) -> Selection:
-            return Selection(None)  # what was fit then is trained now
+            return Selection()  # what was fit then is trained now
 
         def total_steps(self) -> int:
             return min(super().total_steps(), max(recording.steps))

@@ -70,6 +70,13 @@ class LLMServerManager:
     async def resume(self) -> None:
         await self._all(lambda server: server.resume(), UPDATE_SECONDS)
 
+    async def sleep(self) -> None:
+        """On all living servers: no decode step until `wake_up`, and the memory of their caches is free meanwhile."""
+        await self._all(lambda server: server.sleep(), UPDATE_SECONDS)
+
+    async def wake_up(self) -> None:
+        await self._all(lambda server: server.wake_up(), UPDATE_SECONDS)
+
     async def close(self) -> None:
         await self._all(lambda server: server.close(), UPDATE_SECONDS)
 

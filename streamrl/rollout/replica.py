@@ -164,6 +164,13 @@ class RayLLMServer:
     async def resume(self) -> None:
         await self._watched(self._server.resume())
 
+    async def sleep(self) -> None:
+        given = getattr(self._server, "sleep", self._server.pause)  # one that was registered, from before this verb
+        await self._watched(given())
+
+    async def wake_up(self) -> None:
+        await self._watched(getattr(self._server, "wake_up", self._server.resume)())
+
     async def load(self) -> ServerLoad:
         """Also catches up with LATEST: a version published while this process was starting was announced to nobody."""
         load = await self._watched(self._server.load())
@@ -200,7 +207,7 @@ class _NotStarted:
     async def _die(self, *_: object) -> Any:
         raise ServerDied(f"the server could not start: {self.error}")
 
-    generate = score = abort = update_weights = pause = resume = load = _die
+    generate = score = abort = update_weights = pause = resume = sleep = wake_up = load = _die
 
     async def close(self) -> None: ...
 
@@ -249,6 +256,12 @@ class RayServerHandle:
 
     async def resume(self) -> None:
         await self._answer("resume", self._actor.resume.remote())
+
+    async def sleep(self) -> None:
+        await self._answer("sleep", self._actor.sleep.remote())
+
+    async def wake_up(self) -> None:
+        await self._answer("wake_up", self._actor.wake_up.remote())
 
     async def load(self) -> ServerLoad:
         return await self._answer("load", self._actor.load.remote())

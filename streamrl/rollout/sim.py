@@ -196,6 +196,13 @@ class SimServer:
             self._time.go()
             self._plan()
 
+    async def sleep(self) -> None:
+        """Time stands still; there is no cache to give up."""
+        await self.pause()
+
+    async def wake_up(self) -> None:
+        await self.resume()
+
     async def load(self) -> ServerLoad:
         self._check_alive()
         now = self._time.now()

@@ -66,6 +66,9 @@ class AgentWorkerActor:
             await self._queue.close()
             self._events.close()
 
+    async def cancel(self, partition: str, uids: list[str]) -> None:
+        self._worker.cancel(partition, uids)
+
     async def stop(self) -> None:
         await self._worker.stop()
 
@@ -87,6 +90,10 @@ class RayWorker:
         except RayError as error:
             return str(getattr(error, "cause", None) or error).splitlines()[0]
         return "stopped"
+
+    async def cancel(self, partition: str, uids: list[str]) -> None:
+        async with asyncio.timeout(STOP_SECONDS):
+            await _answer(self._actor.cancel.remote(partition, uids))
 
     async def stop(self) -> None:
         try:

@@ -5,8 +5,9 @@
                   agent workers ◄──────────── LLM servers ◄──────────────────┘  version v+1
 
 A step trains `data.train_batch_size` prompt groups in mini-batches of `ppo_mini_batch_size` groups, each as soon as
-its groups are there, then publishes one new weight version. Version v is the weights after v steps; the age of a
-token in step s is (s - 1) minus the version that sampled it. The modes (modes.py) only override the hooks.
+its groups are there, then publishes one new weight version. Version v is the weights after v steps of the actor (a
+step that only warms up the critic makes none); the age of a token is the version that is trained minus the one that
+sampled it. The modes (modes.py) only override the hooks, and `staleness` decides what is too old.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
 from streamrl.trainer.samples import Samples
 from streamrl.trainer.scores import score_metrics
-from streamrl.trainer.selection import Selection, oldest_version
+from streamrl.trainer.selection import Selection, custom_sampler
+from streamrl.trainer.staleness import Drop, Measured, oldest_version
 from streamrl.trainer.update import Update
 from transfer_queue.net.messages import Group, TaskSpec
 
@@ -71,19 +73,21 @@ class Trainer(ABC):
         self.validations: dict[str, dict[str, float]] = {}
         self.groups_per_step = config.data.train_batch_size
         self.mini_batch = min(config.actor_rollout_ref.actor.ppo_mini_batch_size, self.groups_per_step)
-        self.checkpoints = CheckpointStore(parts.run.checkpoints, keep=config.trainer.max_actor_ckpt_to_keep)
         self.report = Reporter(parts, PARTITION)
         self.update = Update(config, parts.actor, parts.critic, parts.events, PARTITION)
         self.samples = Samples(config, parts.actor)
         self.stop = asyncio.Event()
         self._batch_log = BatchLog(parts.run.batches)
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
-        self._saved_step = 0
+        self._to_cancel: asyncio.Queue[list[str]] = asyncio.Queue()
+        self._credit = 0
         self.buffer = ReplayBuffer(
-            parts.queue, PARTITION, selection=self._selection(), events=parts.events, in_order=self.in_order,
+            parts.queue, PARTITION, selection=self._selection(), events=parts.events, per_step=self.groups_per_step,
+            in_order=self.in_order,
             stall_timeout=config.trainer.stall_timeout, max_failed=FAILED_BATCHES * self.groups_per_step,
             max_filtered=config.algorithm.filter_groups.max_num_gen_batches * self.groups_per_step,
-            on_left=self._groups_left, on_lost_prompts=self._to_admit_again.put_nowait,
+            on_left=self._groups_left, on_cancelled=self._to_cancel.put_nowait,
+            on_lost_prompts=self._to_admit_again.put_nowait,
             any_success=self.report.any_session_succeeded,
         )  # fmt: skip
         self.feeder = Feeder(
@@ -102,8 +106,20 @@ class Trainer(ABC):
         )
 
     def _selection(self) -> Selection:
-        algorithm = self.config.algorithm
-        return Selection(self.max_age, algorithm.filter_groups.enable, algorithm.gdpo_reward_keys)
+        algorithm, sampler = self.config.algorithm, self.config.trainer.v1.sampler
+        return Selection(
+            self.staleness, algorithm.filter_groups.enable, algorithm.gdpo_reward_keys,
+            custom_sampler(sampler.custom_sampler, sampler.sampler_kwargs),
+        )  # fmt: skip
+
+    def version_of(self, step: int) -> int:
+        """Of the weights after `step`."""
+        return max(0, step - self.config.trainer.critic_warmup)
+
+    @property
+    def version(self) -> int:
+        """Of the weights as they are: those that the next step trains."""
+        return self.version_of(self.step)
 
     # --- hooks of the modes -----------------------------------------------------------------------------------
 
@@ -112,10 +128,8 @@ class Trainer(ABC):
     def max_outstanding(self) -> int:
         """Credit: groups issued and not yet trained or dropped."""
 
-    @property
-    @abstractmethod
-    def max_age(self) -> int | None:
-        """Bound on a token's age in versions; None only measures."""
+    staleness: Measured = Drop(0)
+    """What is too old, and what is done about it."""
 
     @property
     def groups_per_update(self) -> int:
@@ -123,6 +137,12 @@ class Trainer(ABC):
         return self.mini_batch
 
     def total_steps(self) -> int:
+    async def on_sampled(self) -> None:  # noqa: B027
+        """All groups of a step are leased; the last of them are about to be trained."""
+
+    async def on_published(self) -> None:  # noqa: B027
+        """The servers have the weights that the next step trains."""
+
         return training_steps(self.config, len(self.parts.train_data))
 
     async def before_step(self) -> None:  # noqa: B027  # a hook: nothing by default
@@ -142,6 +162,7 @@ class Trainer(ABC):
             except Stopped:
                 status = "interrupted"
                 return status
+                    background.create_task(self._cancel_in_flight(), name="cancelled"),
             async with asyncio.TaskGroup() as background:
                 tasks = [
                     background.create_task(self.parts.agents.run(), name="agents"),
@@ -175,7 +196,7 @@ class Trainer(ABC):
         if not self.in_order:
             self.feeder.allow(None)
         self.report.training_begins(total)
-        await self.report.look(self.step)
+        await self.report.look(self.version)
         while self.step < total:
             await self.train_step()
             if self._due(self.config.trainer.save_freq):
@@ -194,34 +215,41 @@ class Trainer(ABC):
             with self.parts.events.span("wait_data", step=step):
                 await self._or_stopped(self.before_step())
             batches: list[LeasedBatch] = []
-            for _ in range(self.groups_per_step // self.groups_per_update):
-                sample = self.buffer.sample(self.groups_per_update, self.step)
+            version = self.version_of(step)
+            for room in range(self.groups_per_step - self.groups_per_update, -1, -self.groups_per_update):
+                sample = self.buffer.sample(self.groups_per_update, self.version, room=room)
                 # Once the weights have moved, the step is finished: a checkpoint of half a step trains groups twice.
                 batch = await (sample if batches else self._or_stopped(sample))
                 self.report.updated(await self._update(batch, step, first=not batches))
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
-            await self._publish(step)
+            if version != self.version:
+                await self._publish(version)
+            await self.on_published()
+                if not room:
+                    await self.on_sampled()
+                    await self.buffer.trains(version)
             await self.samples.trained(step, PARTITION, groups)
             self._batch_log.trained(step, [g.uid for g in groups], [g.order for g in groups])
-            for batch in batches:
-                await self.parts.queue.ack(PARTITION, batch.token, batch.uids, step=step)
+            await self.buffer.trained(batches, step, version)
             if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
                 self._batch_log.committed(step)
                 await self.parts.queue.commit_step(PARTITION, step)
-            rows = score_metrics(groups, self.step, self.config.algorithm.gdpo_reward_keys)
+            rows = score_metrics(groups, self.version, self.config.algorithm.gdpo_reward_keys)
             self.step = step
-            await self.report.look(step)
+            await self.report.look(version)
             span.add(groups=len(groups), samples=sum(len(g.rows) for g in groups), dropped=self.report.dropped_in_step)
         self.report.step_ends(step, rows)
 
     async def _update(self, batch: LeasedBatch, step: int, *, first: bool) -> dict[str, float]:
-        staleness = mean(self.step - oldest_version(group) for group in batch.groups)
+        staleness = mean(self.version - oldest_version(group) for group in batch.groups)
         alone = self.groups_per_update == self.groups_per_step
         return await self.update.run(
             batch,
             step=step,
-            max_age=self.max_age,
+            version=self.version,
+            max_age=self.staleness.max_age,
+            max_masked_ratio=self.staleness.max_masked_ratio,
             staleness=staleness,
             pi_old="current" if alone else "keep" if first else "kept",
         )
@@ -259,7 +287,7 @@ class Trainer(ABC):
         self.validations = dict(state.validation)
         self.feeder.next_order = max(restored.next_order, state.next_order)
         self.feeder.allow(0)  # no prompts for training before it begins
-        await self._publish(self.step)
+        await self._publish(self.version)
         self.parts.events.state("part", "the servers have the first weights")
         if self.parts.run.resumed:
             await self._reconcile(state, restored.next_order)
@@ -274,6 +302,17 @@ class Trainer(ABC):
         unfinished = set(state.outstanding)
         live = (await self.parts.queue.watch(PARTITION, -1)).groups
         done = [group.uid for group in live if group.order < state.next_order and group.order not in unfinished]
+    async def give_credit(self, groups: int) -> None:
+        """As many groups may be out from now on."""
+        if groups != self._credit:
+            self._credit = groups
+            await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=groups)
+
+    async def _cancel_in_flight(self) -> None:
+        """Their leases have ended already; an agent worker that does not hear of it finds out when it renews them."""
+        while True:
+            await self.parts.agents.cancel(PARTITION, await self._to_cancel.get())
+
         if done:
             await self.parts.queue.drop(PARTITION, done, "trained before the checkpoint")
         await self.feeder.admit_orders([order for order in state.outstanding if order >= known])

@@ -1,104 +1,39 @@
 """The trainer's view of what is ready: fed by `watch`, never by polling.
 
-    queue ──watch──► GroupBuffer (state by uid) ──take oldest──► lease ──► Batch
+    queue ──watch──► GroupBuffer (state by uid) ──choose──► lease ──► LeasedBatch
                           │ too old, or all its scores are equal
                           └────────► drop: credit returns at once, the feeder issues one more prompt
 
-`GroupBuffer` is the sans-IO part; `ReplayBuffer` is the shell around it.
+What can no longer be trained is dropped the moment that is known, also while the trainer trains, and also a group that
+is still being generated (its agent worker is told). The decisions are `Selection` and `staleness`; `GroupBuffer` is
+the view; this is the shell around them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
 
 from streamrl.monitor.events import EventLog
+from streamrl.trainer.group_buffer import GroupBuffer
 from streamrl.trainer.selection import FILTERED, Selection
+from streamrl.trainer.staleness import Room
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, NotFound
+from transfer_queue.keys import row_key
 from transfer_queue.net.messages import Changes, Group, Token
 
 log = logging.getLogger(__name__)
 
-LIVE = ("pending", "generating", "ready", "training")
+CANCELLED = "cancelled: too old before its last session ended"
+"""Reason of a group that was dropped while it was being generated."""
 
-
-FIRST_GROUPS = 8
-"""When so many groups failed with the same type of error, and no session ever succeeded, the code is broken."""
-
-
-def kind_of(group: Group) -> str:
-    """The type of the error with which a group failed."""
-    return group.reason.removeprefix("failed: ").partition(":")[0]
-
-
-@dataclass(slots=True)
-class GroupBuffer:
-    """Live groups of one partition as the change log tells them.
-
-    Invariants: a group is here iff its last told state is live; `take` never returns a group twice before the
-    queue told that it is ready again; groups leave oldest dispatch order first.
-    """
-
-    groups: dict[str, Group] = field(default_factory=dict)
-    depth: dict[str, int] = field(default_factory=dict)
-    seq: int = -1
-    failed_in_a_row: int = 0
-    kinds: set[str] = field(default_factory=set)
-    """Types of the errors of the first groups, as long as all of them failed."""
-    succeeded: bool = False
-    """Whether any group ever became ready."""
-    _taken: set[str] = field(default_factory=set)
-    lost_prompts: dict[str, Group] = field(default_factory=dict)
-    place: dict[str, int] = field(default_factory=dict)
-    """Of groups whose order was decided elsewhere (a replay)."""
-
-    def apply(self, changes: Changes) -> list[Group]:
-        """Fold one answer of `watch` into the view; the groups that left untrained (dropped, dead)."""
-        if changes.snapshot:
-            self.groups.clear()
-            self._taken.clear()
-        left: list[Group] = []
-        for group in changes.groups:
-            self._taken.discard(group.uid)
-            self.lost_prompts.pop(group.uid, None)
-            if group.state in LIVE:
-                self.groups[group.uid] = group
-                if group.state == "pending" and group.reason == "prompt lost":
-                    self.lost_prompts[group.uid] = group
-                elif group.state == "ready":
-                    self.failed_in_a_row, self.succeeded = 0, True
-                continue
-            self.groups.pop(group.uid, None)
-            if group.state in ("dropped", "dead"):
-                left.append(group)
-                failed = group.state == "dead" or group.reason.startswith("failed")
-                self.failed_in_a_row += failed
-                if failed and not self.succeeded:
-                    self.kinds.add(kind_of(group))
-        self.depth = dict(changes.depth)
-        self.seq = changes.seq
-        return left
-
-    @property
-    def all_failed_alike(self) -> bool:
-        """Whether the first groups, FIRST_GROUPS or more, failed with the same type of error."""
-        return not self.succeeded and self.failed_in_a_row >= FIRST_GROUPS and len(self.kinds) == 1
-
-    def ready(self) -> list[Group]:
-        """Ready groups that are not taken, oldest dispatch order first."""
-        found = [g for g in self.groups.values() if g.state == "ready" and g.uid not in self._taken]
-        return sorted(found, key=lambda g: (self.place.get(g.uid, 0), g.order))
-
-    def waiting(self) -> list[Group]:
-        """Groups still being generated, oldest dispatch order first."""
-        return sorted((g for g in self.groups.values() if g.state in ("pending", "generating")), key=lambda g: g.order)
-
-    def forget(self, uids: list[str]) -> None:
-        """These were leased or dropped by us; wait for the queue to speak of them again."""
-        self._taken.update(uids)
+Lack = Literal["wait_data", "wait_order"]
+"""Why nothing can be leased: too few groups are ready; or those that are have to wait for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +58,29 @@ class ReplayBuffer:
         *,
         selection: Selection,
         events: EventLog,
+        per_step: int = 1,
         in_order: bool = False,
         stall_timeout: float = 300.0,
         holder: str = "trainer",
         max_failed: int = 64,
         max_filtered: int = 0,
         on_left: Callable[[list[Group]], None] = lambda groups: None,
+        on_cancelled: Callable[[list[str]], None] = lambda uids: None,
         on_lost_prompts: Callable[[list[Group]], None] = lambda groups: None,
         any_success: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`any_success`: whether any session ever succeeded, asked once, when the first groups all failed."""
+        """`per_step`: groups that a version trains. `on_cancelled`: uids of groups that were dropped while they may
+        have been generated. `any_success`: whether any session ever succeeded, asked once, when the first groups all
+        failed."""
         self.buffer = GroupBuffer()
+        self.kept = self.filtered = 0
+        """Groups leased, and filtered out, since the start."""
+        self._version = 0  # at which the next batch will be trained
         self._client = client
         self._partition = partition
         self._selection = selection
         self._events = events
+        self._per_step = per_step
         self._in_order = in_order
         self._stall_timeout = stall_timeout
         self._holder = holder
@@ -145,16 +88,21 @@ class ReplayBuffer:
         self._max_filtered = max_filtered
         self._filtered_in_a_row = 0
         self._on_left = on_left
+        self._on_cancelled = on_cancelled
         self._on_lost_prompts = on_lost_prompts
         self._last_failure = ""
         self._any_success = any_success
         self._hopeless: bool | None = None
+        self._fit: dict[str, Group] = {}  # ready groups that are fit at `_version`
+        self._known: dict[str, tuple[int, int]] = {}  # closed sessions of a group, and the version of its oldest token
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Take the first snapshot, then follow the changes in the background."""
+    async def start(self, version: int = 0) -> None:
+        """Take the first snapshot, then follow the changes in the background. Servers have `version`."""
+        self._version = self.buffer.in_service = version
         await self._fold(await self._client.watch(self._partition, -1))
+        await self._look_at([group for group in self.buffer.waiting() if group.sessions])  # an earlier life's
         self._task = asyncio.create_task(self._follow(), name=f"watch {self._partition}")
         self._task.add_done_callback(lambda _: asyncio.ensure_future(self._wake()))
 
@@ -163,14 +111,15 @@ class ReplayBuffer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def sample(self, count: int, version: int) -> LeasedBatch:
-        """Lease `count` whole groups to train at weights `version`, oldest first; unfit ones are dropped.
+    async def sample(self, count: int, version: int, *, room: int = 0) -> LeasedBatch:
+        """Lease `count` whole groups to train at weights `version`; unfit ones are dropped. `room`: groups that this
+        version will train after them.
 
         Raises DeadlineExceeded when nothing changed for `stall_timeout` seconds, naming the oldest unfinished groups.
         """
+        await self.trains(version)
         while True:
-            with self._events.span("wait_data", step=version + 1):
-                groups = await self._usable(count, version)
+            groups = await self._usable(count, room)
             uids = [group.uid for group in groups]
             self.buffer.forget(uids)
             with self._events.span("hand_off", step=version + 1):
@@ -180,7 +129,31 @@ class ReplayBuffer:
                     log.info("could not lease %d groups: %s", len(uids), error)
                     await self._fold(await self._client.watch(self._partition, -1))
                     continue
+            self.kept += count
             return LeasedBatch(leased.token, sorted(leased.groups, key=lambda g: g.order))
+
+    async def trains(self, version: int) -> None:
+        """The next batch will be trained at `version`: what is too old for it leaves now."""
+        async with self._changed:
+            if version != self._version:
+                self._version = version
+                self._fit.clear()
+                await self._sort_out()
+
+    async def trained(self, batches: Sequence[LeasedBatch], step: int, version: int) -> None:
+        """Ack the groups of `step`; its weights are `version`, which is in service."""
+        for batch in batches:
+            self.buffer.will_be_trained(batch.uids, version)
+            await self._client.ack(self._partition, batch.token, batch.uids, step=step)
+
+    async def drop_rest(self, reason: str) -> None:
+        """Drop whatever is ready or being generated and not leased; what has not begun stays."""
+        async with self._changed:
+            await self._drop([g.uid for g in self.buffer.ready()], reason)
+            begun = [g.uid for g in self.buffer.waiting() if g.state == "generating" or g.sessions]
+            await self._drop(begun, reason)
+            if begun:
+                self._on_cancelled(begun)
 
     async def wait_ready(self, count: int) -> None:
         """Until `count` groups are ready; takes none."""
@@ -188,26 +161,95 @@ class ReplayBuffer:
             while len(ready := self.buffer.ready()) < count:
                 await self._change(f"{count} ready groups ({len(ready)} are)")
 
-    async def _usable(self, count: int, version: int) -> list[Group]:
-        async with self._changed:
-            while True:
-                ready = self.buffer.ready()
-                if await self._drop_unfit(ready, version):
-                    continue
-                if len(ready) >= count and (not self._in_order or self._first_are_ready(ready[:count])):
-                    self._filtered_in_a_row = 0
-                    return ready[:count]
-                await self._change(f"{count} usable groups ({len(ready)} are ready)")
+    # --- choosing -----------------------------------------------------------------------------------------------
 
-    async def _drop_unfit(self, ready: list[Group], version: int) -> bool:
+    async def _usable(self, count: int, room: int) -> Sequence[Group]:
+        lacking: Lack | None = None
+        async with self._changed:
+            with ExitStack() as span:
+                while True:
+                    chosen = self._choose(count, room)
+                    if not isinstance(chosen, str):
+                        self._filtered_in_a_row = 0
+                        return chosen
+                    if chosen != lacking:
+                        span.close()
+                        span.enter_context(self._events.span(chosen, step=self._version + 1))
+                        lacking = chosen
+                    ready = len(self.buffer.ready())
+                    why = "" if chosen == "wait_data" else ", which wait for others"
+                    await self._change(f"{count} usable groups ({ready} are ready{why})")
+
+    def _choose(self, count: int, room: int) -> Sequence[Group] | Lack:
+        ready = [group for group in self.buffer.ready() if self._fit.get(group.uid) is group]
+        if len(ready) < count:
+            return "wait_data"
+        if self._in_order:
+            waiting = self.buffer.waiting()
+            return ready[:count] if not waiting or waiting[0].order > ready[count - 1].order else "wait_order"
+        chosen = self._selection.choose(ready, count, self._version)
+        if chosen is None:
+            return "wait_order"
+        taken = {group.uid for group in chosen}
+        rest = [group for group in ready if group.uid not in taken]
+        growing = [self.buffer.begun[group.uid] for group in self.buffer.waiting()]
+        held = self._selection.staleness.holds_back(rest, growing, self._version, Room(room, self._per_step))
+        return "wait_order" if held else chosen
+
+    # --- dropping -----------------------------------------------------------------------------------------------
+
+    async def _sort_out(self) -> None:
+        """Drop what can no longer be trained."""
         by_reason: dict[str, list[str]] = {}
-        for group in ready:
-            if reason := self._selection.unfit(group, version):
+        for group in self.buffer.ready():
+            if self._fit.get(group.uid) is group:
+                continue
+            if reason := self._selection.unfit(group, self._version):
                 by_reason.setdefault(reason, []).append(group.uid)
+            else:
+                self._fit[group.uid] = group
         for reason, uids in by_reason.items():
+            await self._drop(uids, reason)
+        await self._cancel_hopeless()
+        self._count_filtered(len(by_reason.get(FILTERED, ())))
+
+    async def _drop(self, uids: list[str], reason: str) -> None:
+        if uids:
             self.buffer.forget(uids)
             await self._client.drop(self._partition, uids, reason)
-        self._filtered_in_a_row += len(by_reason.get(FILTERED, ()))
+
+    async def _cancel_hopeless(self) -> None:
+        """Of groups that are being generated: a closed session tells how old the group is at least."""
+        hopeless = self._selection.staleness.hopeless
+        if not hopeless(-1, self._version):
+            return
+        begun = self.buffer.begun
+        old = [group for group in self.buffer.waiting() if group.sessions and hopeless(begun[group.uid], self._version)]
+        await self._look_at(old)
+        found = [g.uid for g in old if g.uid in self._known and hopeless(self._known[g.uid][1], self._version)]
+        await self._drop(found, CANCELLED)
+        if found:
+            self._on_cancelled(found)
+
+    async def _look_at(self, groups: list[Group]) -> None:
+        """Learn of groups with closed sessions how old their oldest token is."""
+        new = [group for group in groups if self._known.get(group.uid, (0, 0))[0] != len(group.sessions)]
+        if not new:
+            return
+        uids = {row_key(group.uid, session, 0): group.uid for group in new for session in group.sessions}
+        located = await self._client.lookup(self._partition, list(uids), [])
+        oldest: dict[str, int] = {}
+        for key, tag in zip(located.keys, located.tags, strict=True):
+            uid, version = uids[key], int(tag["min_global_steps"])
+            oldest[uid] = min(version, oldest.get(uid, version))
+        for group in new:
+            if group.uid in oldest:
+                self._known[group.uid] = (len(group.sessions), oldest[group.uid])
+                self.buffer.has_token_of(group.uid, oldest[group.uid])
+
+    def _count_filtered(self, count: int) -> None:
+        self.filtered += count
+        self._filtered_in_a_row += count
         if 0 < self._max_filtered <= self._filtered_in_a_row:
             raise RuntimeError(
                 f"{self._filtered_in_a_row} prompt groups since the last step were filtered out, as all samples of "
@@ -215,11 +257,8 @@ class ReplayBuffer:
                 "discriminate (trainer.log_val_generations=4 shows answers). Raise "
                 "algorithm.filter_groups.max_num_gen_batches (0: no limit) or change the data"
             )
-        return bool(by_reason)
 
-    def _first_are_ready(self, chosen: list[Group]) -> bool:
-        waiting = self.buffer.waiting()
-        return not waiting or waiting[0].order > chosen[-1].order
+    # --- news ---------------------------------------------------------------------------------------------------
 
     async def _change(self, what: str) -> None:
         """The next news from the queue, or the reason why there will be none."""
@@ -265,7 +304,13 @@ class ReplayBuffer:
                 self._on_left(left)
             if self.buffer.lost_prompts:
                 self._on_lost_prompts(list(self.buffer.lost_prompts.values()))
-            self._changed.notify_all()
+            for known in (self._fit, self._known):
+                for uid in [uid for uid in known if uid not in self.buffer.groups]:
+                    del known[uid]
+            try:
+                await self._sort_out()
+            finally:
+                self._changed.notify_all()
 
     async def _wake(self) -> None:
         async with self._changed:

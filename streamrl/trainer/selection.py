@@ -1,37 +1,71 @@
-"""Which ready groups are worth training on.
-
-The age of a token is the version being trained minus the version that sampled it. A bound S of 0 is on-policy.
-verl's `max_off_policy_threshold` counts from 1, so S = threshold - 1.
-"""
+"""Which ready groups are trained: those that are fit, and of these the ones that the sampler chooses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+from agent_loop.plugins import load_from_file
+from streamrl.config.sections.trainer import CustomSamplerConfig
 from streamrl.trainer.scores import all_equal
+from streamrl.trainer.staleness import Drop, Measured, oldest_version
 from transfer_queue.net.messages import Group
 
+__all__ = ["FILTERED", "STALE", "Drop", "Measured", "Sampler", "Selection", "custom_sampler", "oldest_version"]
+
 STALE, FILTERED = "stale", "filtered"
+
+
+class Sampler(Protocol):
+    """A user's choice (`trainer.v1.sampler.custom_sampler`); the class is made with `sampler_kwargs`."""
+
+    def choose(self, ready: Sequence[Group], count: int, version: int) -> Sequence[Group] | None:
+        """`count` of the groups in `ready`, to be trained at weights `version`; None to wait for further ones.
+
+        `ready` are at least `count` groups that are fit, oldest dispatch order first. A group has `uid`, `order`, its
+        `tag`, and `rows` with a tag each (score, response_len, min_global_steps, ...). Called again after every change.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Looked at before a group is leased. Who is unfit is dropped, its credit issues another prompt."""
 
-    max_age: int | None = None
-    """A group whose oldest token is older is stale; None only measures."""
+    staleness: Measured = field(default_factory=Measured)
     filter_equal: bool = False
     """A group whose sampled sessions all scored the same is filtered (dynamic sampling, DAPO, arXiv:2503.14476)."""
     components: tuple[str, ...] = ()
     """If it is components of the score that are compared: the same in each of them."""
+    sampler: Sampler | None = None
+    """None: as the staleness policy prefers."""
 
     def unfit(self, group: Group, version: int) -> str | None:
         """Why `group` is not trained at weights `version`; None: it is fit."""
-        if self.max_age is not None and version - oldest_version(group) > self.max_age:
+        if self.staleness.unfit(group, version):
             return STALE
         return FILTERED if self.filter_equal and all_equal(group, self.components) else None
 
+    def choose(self, ready: Sequence[Group], count: int, version: int) -> Sequence[Group] | None:
+        """`count` of the fit groups, or None to wait. Raises RuntimeError for a sampler that chose anything else."""
+        if self.sampler is None:
+            return self.staleness.preferred(ready, count)
+        chosen = self.sampler.choose(ready, count, version)
+        if chosen is None:
+            return None
+        uids, known = {group.uid for group in chosen}, {group.uid for group in ready}
+        if len(uids) != count or len(chosen) != count or not uids <= known:
+            raise RuntimeError(
+                f"{type(self.sampler).__name__}.choose gave {len(chosen)} groups ({len(uids)} different, "
+                f"{len(uids - known)} that are not ready) where {count} of {len(ready)} ready ones are wanted; it "
+                "returns that many of those it is given, or None to wait (trainer.v1.sampler.custom_sampler)"
+            )
+        return chosen
 
-def oldest_version(group: Group) -> int:
-    """The smallest weight version that sampled a token of the group's rows."""
-    return min(int(row.tag["min_global_steps"]) for row in group.rows)
+
+def custom_sampler(config: CustomSamplerConfig, kwargs: Mapping[str, Any]) -> Sampler | None:
+    """The configured one, None if there is none. Raises PluginError, and whatever its constructor does."""
+    if config.path is None:
+        return None
+    return load_from_file(f"{config.path}:{config.name}", "sampler")(**kwargs)

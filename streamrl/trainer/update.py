@@ -83,9 +83,10 @@ class Update:
         self._on_ranks = self.estimator.per_token is not None or self.estimator.whiten
 
     async def run(
-        self, batch: LeasedBatch, *, step: int, max_age: int | None, staleness: float, pi_old: PiOld = "current"
-    ) -> Metrics:
-        """Train on `batch` in `step`; the metrics of all stages.
+        self, batch: LeasedBatch, *, step: int, version: int, max_age: int | None, staleness: float,
+        max_masked_ratio: float = 1.0, pi_old: PiOld = "current",
+    ) -> Metrics:  # fmt: skip
+        """Train on `batch` in `step`, whose weights are `version`; the metrics of all stages.
 
         Where old log-probs are recomputed, they are those of the weights at the start of the step: the current ones,
         which are kept if further updates of the step follow, or else the ones kept.
@@ -96,8 +97,9 @@ class Update:
             components=config.algorithm.gdpo_reward_keys,
         )  # fmt: skip
         info = {
-            "temperature": config.actor_rollout_ref.rollout.temperature, "version": step - 1, "staleness": staleness,
-            "max_age": max_age, "mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
+            "temperature": config.actor_rollout_ref.rollout.temperature, "step": step, "version": version,
+            "staleness": staleness, "max_age": max_age, "max_masked_ratio": max_masked_ratio,
+            "mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
         }  # fmt: skip
         work = Work(batch, sessions, step, info, self._partition)
         if self._recompute_old:

@@ -15,7 +15,7 @@ from statistics import mean
 from agent_loop.rows import PROMPT_FIELDS
 from streamrl.config.sections.rollout import ValidationSamplingConfig
 from streamrl.trainer.feeder import PromptSource
-from streamrl.trainer.replay_buffer import FIRST_GROUPS, kind_of
+from streamrl.trainer.group_buffer import FIRST_GROUPS, kind_of
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.net.messages import Group, GroupSpec, TaskSpec

@@ -23,6 +23,7 @@ from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
 from streamrl.weight_sync import WeightInfo, WeightStore
 from streamrl.workers.batch import MicroBatching, Rows
+from streamrl.workers.contract import step_of
 from streamrl.workers.engine.base import Engine, StepOutput, Weights
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.engine.schedule import Schedule
@@ -223,7 +224,7 @@ class ActorWorker(TrainingWorker):
         info = batch.extra_info or {}
         if self.engine.collects:
             columns = {"input_ids": rows.input_ids, **rows.columns}
-            recorder.write(int(info.get("version", 0)) + 1, batch.keys, batch.tags, columns)
+            recorder.write(step_of(info), batch.keys, batch.tags, columns)
         needed = replace(self._reads, record=False).of("update_actor", info)
         rows.columns = {name: column for name, column in rows.columns.items() if name in needed}
 

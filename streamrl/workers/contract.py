@@ -6,9 +6,11 @@
 |---|---|---|
 | mini_batch_size | prompts per optimizer step (absent: one step for all) | update_actor, update_critic |
 | temperature | at which the rows were sampled | all that compute log-probs |
-| version | the weights being trained: age of a token = version - its stamp; sets the learning rate | all |
+| step | the step of the trainer, from 1 | all |
+| version | the weights being trained: age of a token = version - its stamp; sets the actor's learning rate | all |
 | staleness | mean age of the rows, versions | update_actor |
 | max_age | older tokens leave the loss, in versions; None: any age counts | update_actor, compute_advantage |
+| max_masked_ratio | a row more of which is older than max_age leaves the loss | update_actor, compute_advantage |
 | excluded | keys that do not count | update_actor |
 | scores | {key: outcome score of the row's session} | compute_rewards, compute_advantage |
 | kl_coef | weight of the KL penalty in the reward | compute_rewards |
@@ -39,6 +41,11 @@ WRITES: dict[str, tuple[str, ...]] = {
 
 RECORDED = ("input_ids", "response_mask", "rollout_log_probs", "weight_versions")
 """What a replay needs of a row: all that agents and servers made of it."""
+
+
+def step_of(info: Mapping[str, Any]) -> int:
+    """Of the trainer, from 1; where it is not told, as many as there were versions."""
+    return int(info.get("step", int(info.get("version", 0)) + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
+from streamrl.workers.contract import step_of
 from streamrl.workers.engine.base import StepOutput
 from streamrl.workers.engine.schedule import Schedule
 from streamrl.workers.held_rows import rows_or_references
@@ -56,7 +57,7 @@ class CriticWorker(TrainingWorker):
 
         watch, info, critic = Stopwatch(), batch.extra_info or {}, self.settings.critic
         rows, bytes_read = self._read(batch, "update_critic")
-        lr, steps, micro = self._schedule.at(int(info.get("version", 0))), [], self.settings.micro
+        lr, steps, micro = self._schedule.at(step_of(info) - 1), [], self.settings.micro
         with self._profiled(info):
             for _ in range(critic.ppo_epochs or 1):
                 for indices in mini_batch_rows(batch.keys, info):

@@ -18,13 +18,15 @@ def loss_masks(
     keys: list[str], masks: list[np.ndarray], versions: list[np.ndarray] | None, info: Mapping[str, Any]
 ) -> list[np.ndarray]:
     """f32[R] per row: `response_mask`, less the rows in `info["excluded"]`, less tokens older than `info["max_age"]`
-    versions when `info["version"]` is trained (`versions` are the tokens' stamps)."""
-    excluded = set(info.get("excluded") or ())
+    versions when `info["version"]` is trained (`versions` are the tokens' stamps), and less the rows of which more than
+    `info["max_masked_ratio"]` is too old."""
+    excluded, share = set(info.get("excluded") or ()), 1.0 - float(info.get("max_masked_ratio", 1.0))
     found = []
     for i, (key, mask) in enumerate(zip(keys, masks, strict=True)):
         kept = np.zeros_like(mask) if key in excluded else mask
         if versions is not None and info.get("max_age") is not None:
-            kept = age_mask(kept, versions[i], version=int(info["version"]), max_age=int(info["max_age"]))
+            version, max_age = int(info["version"]), int(info["max_age"])
+            kept = age_mask(kept, versions[i], version=version, max_age=max_age, min_share=share)
         found.append(kept.astype(np.float32))
     return found
 

@@ -24,7 +24,7 @@ from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.local_group import InOrder
 from streamrl.single_controller.worker import RankInfo, Worker
 from streamrl.workers.batch import Rows
-from streamrl.workers.contract import Reads
+from streamrl.workers.contract import Reads, step_of
 from streamrl.workers.engine.base import Engine
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.engine.settings import EngineSettings
@@ -105,7 +105,7 @@ class TrainingWorker(Worker):
 
     def _profiled(self, info: Mapping[str, Any]) -> AbstractContextManager[Any]:
         """Around an update: the profiler, if this step is one of those that are profiled."""
-        step = int(info.get("version", 0)) + 1
+        step = step_of(info)
         if self._profile is None or step not in self._profile.steps:
             return nullcontext()
         return self._profile.of(step, self.role, self.rank.rank)

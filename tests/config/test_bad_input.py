@@ -68,7 +68,7 @@ def test_a_key_like_no_other_points_to_the_list_of_keys(valid: list[str]):
         ("monitor.prometheus.port=70000", ">= 0 and <= 65535"),
         ("trainer.experiment_name='../up'", "matching"),
         ("trainer.logger=[console,wandbb]", "did you mean 'wandb'"),
-        ("trainer.v1.sampler.max_off_policy_strategy=wait", "only drop or null"),
+        ("trainer.v1.sampler.max_off_policy_strategy=hope", "only drop, wait, mask or null"),
         (f"{ROLLOUT}.tools=3", "a mapping from names to mappings"),
         (f"{ROLLOUT}.tools=[3]", "a list of names (or {tool: name, setting: value})"),
         (f"{ROLLOUT}.tools=[calculator,calculator]", "a list of names (or {tool: name, setting: value})"),
@@ -83,7 +83,7 @@ def test_a_wrong_value_names_key_value_and_what_is_allowed(valid: list[str], arg
 
 def test_a_value_for_a_section_lists_its_keys(valid: list[str]):
     message = problem([*valid, "trainer.v1=sync"])
-    assert "trainer.v1 is a section; its keys are sampler, separate_async, trainer_mode" in message
+    assert "trainer.v1 is a section; its keys are colocate_async, sampler, separate_async, trainer_mode" in message
 
 
 def test_all_mistakes_are_found_at_once(valid: list[str]):

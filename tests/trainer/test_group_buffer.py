@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streamrl.trainer.replay_buffer import GroupBuffer
-from streamrl.trainer.selection import Selection, oldest_version
+from streamrl.trainer.group_buffer import GroupBuffer
+from streamrl.trainer.selection import Drop, Selection, oldest_version
 from transfer_queue.net.messages import Changes, Group, Row
 
 
@@ -61,9 +61,9 @@ def test_a_lost_prompt_is_remembered_until_it_is_admitted_again() -> None:
 
 def test_a_group_is_too_old_when_its_oldest_token_exceeds_the_bound() -> None:
     mixed = group("a", 1, versions=(5, 2))
-    assert Selection(2).unfit(mixed, 5) == "stale"
-    assert Selection(3).unfit(mixed, 5) is None
-    assert Selection(None).unfit(mixed, 50) is None
+    assert Selection(Drop(2)).unfit(mixed, 5) == "stale"
+    assert Selection(Drop(3)).unfit(mixed, 5) is None
+    assert Selection().unfit(mixed, 50) is None
     assert oldest_version(mixed) == 2
 
 

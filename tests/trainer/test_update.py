@@ -70,7 +70,9 @@ def config(*, actor: dict | None = None, critic: dict | None = None, warmup: int
 
 
 async def run(update: Update, step: int = 5, **options: Any) -> dict[str, float]:
-    return await update.run(LeasedBatch(Token(1, 1), GROUPS), step=step, max_age=3, staleness=1.5, **options)
+    return await update.run(
+        LeasedBatch(Token(1, 1), GROUPS), step=step, version=step - 1, max_age=3, staleness=1.5, **options
+    )
 
 
 async def test_grpo_in_an_async_mode_is_one_call_with_a_scalar_per_row(events):
@@ -135,7 +137,7 @@ async def test_gdpo_is_told_the_components_that_the_configuration_names_with_the
         row.tag.update({"score/right": right, "score/short": 3.0})
     gdpo = config(adv_estimator="gdpo", gdpo_reward_keys=("right", "short"), gdpo_reward_weights=(-2.0, 1.0))
     batch = LeasedBatch(Token(1, 1), [group])
-    await Update(gdpo, ranks, None, events, "train").run(batch, step=1, max_age=None, staleness=0.0)
+    await Update(gdpo, ranks, None, events, "train").run(batch, step=1, version=0, max_age=None, staleness=0.0)
     found = ranks.told("update_actor")["advantages"]
     assert [found["u0_0_0"], found["u0_1_0"]] == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
 

@@ -8,10 +8,12 @@ from typing import Literal
 from streamrl.config.sections.types import (
     Batches,
     EveryOrNever,
+    Fraction,
     Name,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Scalar,
     Seed,
 )
 
@@ -28,16 +30,40 @@ class SeparateAsyncConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColocateAsyncConfig:
+    num_warmup_batches: Batches = 1.0
+    """As in separate_async: what carries over a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomSamplerConfig:
+    path: str | None = None
+    """A Python file with a class that chooses which ready groups are trained (docs/extending.md)."""
+    name: str = "Sampler"
+    """The class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerConfig:
-    max_off_policy_threshold: PositiveInt = 8
-    """Counts from 1: 1 is on-policy, k admits tokens k - 1 versions old."""
-    max_off_policy_strategy: Literal["drop"] | None = "drop"
-    """drop: a group that is too old leaves and another prompt is issued; null: the age is only measured."""
+    max_off_policy_threshold: PositiveInt | None = 8
+    """Counts from 1: 1 is on-policy, k admits tokens k - 1 versions old; null: any age."""
+    max_off_policy_strategy: Literal["drop", "wait", "mask"] | None = "drop"
+    """drop: a group that is too old leaves, also while it is generated, and another prompt is issued; wait: the next
+    version waits for what it would make too old, and nothing leaves; mask: tokens that are too old leave the loss;
+    null: the age is only measured."""
+    max_masked_ratio: Fraction = 1.0
+    """mask: a row of which a larger share is too old leaves the loss as a whole."""
+    custom_sampler: CustomSamplerConfig = field(default_factory=CustomSamplerConfig)
+    sampler_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Of its constructor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V1Config:
-    trainer_mode: Literal["sync", "separate_async"] = "sync"
+    trainer_mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
+    """sync: generation and training take turns, every token is on-policy. colocate_async: they take turns on the same
+    devices, and what is not finished carries over. separate_async: both go on all the time, on devices of their own."""
+    colocate_async: ColocateAsyncConfig = field(default_factory=ColocateAsyncConfig)
     separate_async: SeparateAsyncConfig = field(default_factory=SeparateAsyncConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
 
