@@ -73,6 +73,7 @@ class Trainer(ABC):
         self.validations: dict[str, dict[str, float]] = {}
         self.groups_per_step = config.data.train_batch_size
         self.mini_batch = min(config.actor_rollout_ref.actor.ppo_mini_batch_size, self.groups_per_step)
+        self.checkpoints = CheckpointStore(parts.run.checkpoints, keep=config.trainer.max_actor_ckpt_to_keep)
         self.report = Reporter(parts, PARTITION)
         self.update = Update(config, parts.actor, parts.critic, parts.events, PARTITION)
         self.samples = Samples(config, parts.actor)
@@ -81,6 +82,7 @@ class Trainer(ABC):
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
         self._to_cancel: asyncio.Queue[list[str]] = asyncio.Queue()
         self._credit = 0
+        self._saved_step = 0
         self.buffer = ReplayBuffer(
             parts.queue, PARTITION, selection=self._selection(), events=parts.events, per_step=self.groups_per_step,
             in_order=self.in_order,
@@ -137,16 +139,16 @@ class Trainer(ABC):
         return self.mini_batch
 
     def total_steps(self) -> int:
+        return training_steps(self.config, len(self.parts.train_data))
+
+    async def before_step(self) -> None:  # noqa: B027  # a hook: nothing by default
+        """Before the first sample of a step; what it takes counts as waiting for data."""
+
     async def on_sampled(self) -> None:  # noqa: B027
         """All groups of a step are leased; the last of them are about to be trained."""
 
     async def on_published(self) -> None:  # noqa: B027
         """The servers have the weights that the next step trains."""
-
-        return training_steps(self.config, len(self.parts.train_data))
-
-    async def before_step(self) -> None:  # noqa: B027  # a hook: nothing by default
-        """Before the first sample of a step; what it takes counts as waiting for data."""
 
     def on_left(self, groups: list[Group]) -> None:  # noqa: B027
         """Groups left untrained."""
@@ -162,12 +164,12 @@ class Trainer(ABC):
             except Stopped:
                 status = "interrupted"
                 return status
-                    background.create_task(self._cancel_in_flight(), name="cancelled"),
             async with asyncio.TaskGroup() as background:
                 tasks = [
                     background.create_task(self.parts.agents.run(), name="agents"),
                     background.create_task(self.feeder.run(), name="feeder"),
                     background.create_task(self._admit_lost_prompts(), name="lost prompts"),
+                    background.create_task(self._cancel_in_flight(), name="cancelled"),
                     background.create_task(self.parts.actor.watch(), name="ranks"),
                 ]
                 status = await self._run_until_stopped()
@@ -220,15 +222,15 @@ class Trainer(ABC):
                 sample = self.buffer.sample(self.groups_per_update, self.version, room=room)
                 # Once the weights have moved, the step is finished: a checkpoint of half a step trains groups twice.
                 batch = await (sample if batches else self._or_stopped(sample))
+                if not room:
+                    await self.on_sampled()
+                    await self.buffer.trains(version)
                 self.report.updated(await self._update(batch, step, first=not batches))
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
             if version != self.version:
                 await self._publish(version)
             await self.on_published()
-                if not room:
-                    await self.on_sampled()
-                    await self.buffer.trains(version)
             await self.samples.trained(step, PARTITION, groups)
             self._batch_log.trained(step, [g.uid for g in groups], [g.order for g in groups])
             await self.buffer.trained(batches, step, version)
@@ -280,7 +282,8 @@ class Trainer(ABC):
     async def _open(self) -> None:
         queue = self.parts.queue
         tasks = [TASKS[0], SCORED] if self.config.distillation.on_servers else TASKS
-        await queue.open_partition(PARTITION, tasks=tasks, max_groups=self.max_outstanding)
+        self._credit = self.max_outstanding
+        await queue.open_partition(PARTITION, tasks=tasks, max_groups=self._credit)
         state = await self._restore() if self.parts.run.resumed else TrainerState(0, 0)
         restored = await queue.open_trainer(PARTITION, state.step)
         self.step = self._saved_step = state.step
@@ -291,7 +294,7 @@ class Trainer(ABC):
         self.parts.events.state("part", "the servers have the first weights")
         if self.parts.run.resumed:
             await self._reconcile(state, restored.next_order)
-        await self.buffer.start()
+        await self.buffer.start(self.version)
         if self._validator is not None:
             await self._validator.open()
         self.report.opened(self.step)
@@ -302,17 +305,6 @@ class Trainer(ABC):
         unfinished = set(state.outstanding)
         live = (await self.parts.queue.watch(PARTITION, -1)).groups
         done = [group.uid for group in live if group.order < state.next_order and group.order not in unfinished]
-    async def give_credit(self, groups: int) -> None:
-        """As many groups may be out from now on."""
-        if groups != self._credit:
-            self._credit = groups
-            await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=groups)
-
-    async def _cancel_in_flight(self) -> None:
-        """Their leases have ended already; an agent worker that does not hear of it finds out when it renews them."""
-        while True:
-            await self.parts.agents.cancel(PARTITION, await self._to_cancel.get())
-
         if done:
             await self.parts.queue.drop(PARTITION, done, "trained before the checkpoint")
         await self.feeder.admit_orders([order for order in state.outstanding if order >= known])
@@ -365,6 +357,17 @@ class Trainer(ABC):
     def _groups_left(self, groups: list[Group]) -> None:
         self.report.left(groups)
         self.on_left(groups)
+
+    async def give_credit(self, groups: int) -> None:
+        """As many groups may be out from now on."""
+        if groups != self._credit:
+            self._credit = groups
+            await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=groups)
+
+    async def _cancel_in_flight(self) -> None:
+        """Their leases have ended already; an agent worker that does not hear of it finds out when it renews them."""
+        while True:
+            await self.parts.agents.cancel(PARTITION, await self._to_cancel.get())
 
     async def _admit_lost_prompts(self) -> None:
         while True:
