@@ -18,7 +18,13 @@ from transfer_queue.ledger.consumption import Consumption
 from transfer_queue.ledger.order import RowOrder, Serials
 from transfer_queue.net import messages as m
 from transfer_queue.net.codec import decode_response, encode
-from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+from transfer_queue.sampler import (
+    BaseSampler,
+    GRPOGroupNSampler,
+    PrioritySampler,
+    RankAwareSampler,
+    SeqlenBalancedSampler,
+)
 
 
 def packed(*serials: int) -> bytes:
@@ -355,6 +361,18 @@ def test_ranks_are_dealt_rows_by_the_tag_that_says_their_length(tmp_path):
     assert world.ask(m.Find("p", fields=[], task="t")).consumed == b"\1" * 4
     failed = world.fetch(2, sampling={"dp_rank": 0})
     assert "needs partition_id, task_name, dp_rank, batch_index" in failed.message
+
+
+def test_a_priority_that_was_replaced_counts_in_the_next_fetch(tmp_path):
+    world = World(tmp_path, PrioritySampler())
+    world.put(*"abcd", tags=[{"priority": n} for n in (1, 4, 3, 2)])
+    assert world.fetch(1).keys == ["b"]
+    world.put("a", tags=[{"priority": 5}])
+    world.ask(m.Clear("p", ["c"]))
+    world.put("c", tags=[{"priority": 0}])
+    assert [world.fetch(1).keys for _ in range(3)] == [["a"], ["d"], ["c"]]
+    world.put("e", tags=[{"priority": "high"}])
+    assert "high" in world.fetch(1).message
 
 
 class ByTag(BaseSampler):

@@ -8,14 +8,19 @@ import time
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from transfer_queue.errors import Conflict, Invalid, NotFound
 from transfer_queue.keys import prompt_uid, split_prompt_uid
 from transfer_queue.ledger import Ledger
+from transfer_queue.ledger.blocks import Segments
 from transfer_queue.ledger.changes import ChangeLog
+from transfer_queue.ledger.order import Serials
 from transfer_queue.ledger.ready import ReadyQueue
+from transfer_queue.ledger.rows import RowTable
 from transfer_queue.ledger.seen import SeenUids
+from transfer_queue.ledger.tag_columns import MAX_COLUMNS
 from transfer_queue.net import messages as m
 
 TASKS = [m.TaskSpec("generate", "prompt"), m.TaskSpec("train", "rows", "incarnation")]
@@ -94,6 +99,32 @@ def test_a_ready_queue_is_a_sorted_set_however_its_members_come_and_go(seed: int
                     queue.add(members[uid], uid)
         assert queue.first() == min(members.values(), default=math.inf)
         assert set(queue) == set(members)
+
+
+def test_numbers_of_tags_are_those_of_now_whatever_was_asked_before() -> None:
+    r, table = random.Random(5), RowTable(Segments(), Serials())
+    for i in range(300):
+        match r.randrange(4):
+            case 0:
+                table.add([f"{i}-{j}" for j in range(r.randrange(1, 4))])
+            case 1 if table.ids:
+                rows = r.sample(sorted(table.ids.values()), r.randrange(1, min(4, 1 + len(table.ids))))
+                table.set_tags(
+                    rows, [encoded({"n": r.randrange(9), "m": "x"} if r.random() < 0.8 else {}) for _ in rows]
+                )
+            case 2 if table.ids and r.random() < 0.5:
+                table.erase(r.sample(sorted(table.ids.values()), 1))
+            case _:
+                asked = np.asarray(r.sample(sorted(table.ids.values()), len(table.ids) // 2), np.int64)
+                found = table.tag_columns.numbers("n", table.tags, asked)
+                expected = [msgspec.msgpack.decode(table.tags[row]).get("n") for row in asked.tolist()]
+                assert [None if np.isnan(value) else value for value in found.tolist()] == expected
+    table.set_tags([0], [encoded({"m": "x"})])
+    with pytest.raises(ValueError, match="x"):
+        table.tag_columns.numbers("m", table.tags, np.asarray([0]))
+    for i in range(2 * MAX_COLUMNS):
+        table.tag_columns.numbers(f"n{i}", table.tags, np.asarray([0]))
+    assert len(table.tag_columns._columns) == MAX_COLUMNS  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_change_log_coalesces_and_knows_what_it_forgot() -> None:

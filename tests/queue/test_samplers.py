@@ -18,6 +18,7 @@ from transfer_queue.sampler import (
     sampler_spec,
 )
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
+from transfer_queue.sampler.priority import highest
 
 
 class Tags:
@@ -35,6 +36,9 @@ class Tags:
     def tag_values(self, name: str, indexes) -> list:
         values = self.tags[name]
         return [values[i] if i < len(values) else None for i in np.asarray(indexes).tolist()]
+
+    def tag_numbers(self, name: str, indexes) -> np.ndarray:
+        return np.asarray([np.nan if value is None else value for value in self.tag_values(name, indexes)], float)
 
 
 class NewestFirst(BaseSampler):
@@ -176,3 +180,11 @@ def test_what_cannot_be_named_is_an_error_with_a_remedy(given, match):
 def test_a_name_or_parameter_that_is_none_is_an_error(spec, match):
     with pytest.raises(Invalid, match=match):
         load_sampler(spec)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_highest_are_those_of_a_stable_sort(seed):
+    random = np.random.default_rng(seed)
+    values = random.integers(0, 5, 50) if seed % 2 else random.random(50)
+    for count in (1, 7, 49, 50):
+        assert highest(values, count).tolist() == np.argsort(-values, kind="stable")[:count].tolist()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from transfer_queue.errors import Invalid, QueueError
 from transfer_queue.ledger import Ledger
 from transfer_queue.ledger.checks import some
 from transfer_queue.ledger.consuming import describe, ready
-from transfer_queue.ledger.consumption import SLICE
 from transfer_queue.ledger.order import packed
 from transfer_queue.ledger.partition import Partition
+from transfer_queue.ledger.tag_columns import entry_of
 from transfer_queue.ledger.tags import unpack
 from transfer_queue.net.messages import Consume, Fetch, Rows
 from transfer_queue.sampler import BaseSampler, SequentialSampler
@@ -49,7 +47,7 @@ class Fetching:
                 f"nobody has put anything to it yet (partitions that exist: {some(list(ledger.partitions)) or 'none'})"
             )
         else:
-            left = sum(len(serials) for serials, _ in p.consumption.slices(p.rows.order, m.task, SLICE))
+            left = sum(len(serials) for serials, _ in p.consumption.slices(p.rows.order, m.task))
             whole = len(ready(p, m.task, m.fields)[0])
             have = f"{left} of its {len(p.rows.ids)} rows are not consumed, {whole} of them have all the fields"
         return (
@@ -92,11 +90,11 @@ class Fetching:
         it makes sense to ask it again. A sampler that takes the oldest is shown no more than it needs."""
         wanted, more = (m.count if self._sampler.takes_oldest else 0), True
         while True:
-            serials, more = ready(p, m.task, m.fields, wanted)
+            serials, rows, more = ready(p, m.task, m.fields, wanted)
             if len(serials) < m.count and not cached:
                 return _NONE, _NONE, m.count - len(serials)
             given = serials if self._sampler.takes_arrays else serials.tolist()
-            answer = _guarded(self._sampler, self._sampler, given, m.count, **config, partition=_View(p))
+            answer = _guarded(self._sampler, self._sampler, given, m.count, **config, partition=_View(p, serials, rows))
             sampled, taken = self._checked(p, answer, serials, cached)
             if len(sampled) or not more:
                 return sampled, taken, 1
@@ -125,8 +123,10 @@ def _among(some: np.ndarray, ascending: np.ndarray) -> bool:
 class _View:
     """What samplers see of a partition."""
 
-    def __init__(self, p: Partition) -> None:
+    def __init__(self, p: Partition, serials: np.ndarray, rows: np.ndarray) -> None:
+        """`serials` are those that the sampler is offered, `rows` their ids."""
         self._p = p
+        self._offered = serials, rows
         self.partition_id = p.name
 
     @property
@@ -134,16 +134,15 @@ class _View:
         return _Tags(self._p)
 
     def tag_values(self, name: str, indexes: Any) -> list[Any]:
-        rows = self._p.rows.order.require(np.asarray(indexes, np.int64), self._p.name)
-        one, tags = _decoder_of(name), self._p.rows.tags
-        return [one(tags[row]).value for row in rows.tolist()]
+        one, tags = entry_of(name), self._p.rows.tags
+        return [one(tags[row]).value for row in self._rows(indexes).tolist()]
 
+    def tag_numbers(self, name: str, indexes: Any) -> np.ndarray:
+        return self._p.rows.tag_columns.numbers(name, self._p.rows.tags, self._rows(indexes))
 
-@functools.lru_cache(maxsize=64)
-def _decoder_of(name: str) -> Callable[[bytes], Any]:
-    """Takes one entry out of a packed tag, as `value`: several times as quick as decoding it all."""
-    kind = msgspec.defstruct("OneTag", [("value", Any, None)], rename={"value": name})
-    return msgspec.msgpack.Decoder(kind).decode
+    def _rows(self, indexes: Any) -> np.ndarray:
+        serials, rows = self._offered
+        return rows if indexes is serials else self._p.rows.order.require(np.asarray(indexes, np.int64), self._p.name)
 
 
 class _Tags(Mapping[int, dict[str, Any]]):
@@ -168,7 +167,7 @@ class _Tags(Mapping[int, dict[str, Any]]):
 def _drained(p: Partition | None, task: str) -> bool:
     if p is None or not p.rows.ids:
         return False
-    return not any(len(serials) for serials, _ in p.consumption.slices(p.rows.order, task, SLICE))
+    return not any(len(serials) for serials, _ in p.consumption.slices(p.rows.order, task))
 
 
 def _check(m: Fetch) -> None:

@@ -207,9 +207,8 @@ def _check_close_rows(p: Partition, plan: _Plan, group: Group, close: SessionClo
 def _write(p: Partition, m: Commit, plan: _Plan) -> list[int]:
     """The rows."""
     rows = _rows(p, m, plan)
-    tags = p.rows.tags
-    for row, tag in zip(rows, plan.tags or (), strict=False):
-        tags[row] = tag
+    if plan.tags:
+        p.rows.set_tags(rows, plan.tags)
     p.rows.write(m.blocks, rows)
     return rows
 

@@ -90,22 +90,25 @@ def describe(
     )
 
 
-def ready(p: Partition, task: str, fields: Sequence[str], wanted: int = 0) -> tuple[np.ndarray, bool]:
-    """Serials of the oldest plain rows that have all the fields and that the task has not consumed: at least `wanted`
-    (0: all) if there are so many. And whether there may be more."""
-    found: list[np.ndarray] = []
+def ready(p: Partition, task: str, fields: Sequence[str], wanted: int = 0) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Serials and ids of the oldest plain rows that have all the fields and that the task has not consumed: at least
+    `wanted` (0: all) if there are so many. And whether there may be more."""
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
     count = 0
-    for serials, rows in p.consumption.slices(p.rows.order, task, SLICE):
+    for serials, rows in p.consumption.slices(p.rows.order, task, 2 * wanted or SLICE):
         mask = np.ones(len(rows), bool)
         for name in fields:
             mask &= p.rows.has(name, rows)
         if p.groups:
             mask &= np.asarray([p.rows.owner[row] is None for row in rows.tolist()], bool)
-        found.append(serials[mask])
-        count += len(found[-1])
+        found.append((serials[mask], rows[mask]))
+        count += len(found[-1][0])
         if wanted and count >= wanted:
-            return np.concatenate(found), True
-    return np.concatenate(found) if found else np.empty(0, np.int64), False
+            break
+    else:
+        wanted = 0
+    serials, rows = map(np.concatenate, zip(*found, strict=True))
+    return serials, rows, wanted > 0
 
 
 def _schema(p: Partition, name: str, rows: np.ndarray, there: np.ndarray) -> FieldSchema:

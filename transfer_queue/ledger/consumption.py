@@ -10,7 +10,10 @@ import numpy as np
 from transfer_queue.ledger.order import RowOrder
 
 SLICE = 16384
-"""Rows that are looked at together."""
+"""Rows that are looked at together, at most."""
+
+FIRST_SLICE = 512
+"""At least."""
 
 FIRST_SWEEP = 64
 """Remembered answers from which on those whose rows are gone are looked for."""
@@ -32,17 +35,20 @@ class Consumption:
 
     def unconsumed(self, order: RowOrder, task: str) -> tuple[np.ndarray, np.ndarray]:
         """All live rows that the task has not consumed: serials and row ids, by ascending serial."""
-        parts = [part for part in self.slices(order, task, SLICE) if len(part[0])]
+        parts = [part for part in self.slices(order, task) if len(part[0])]
         if not parts:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         return np.concatenate([serials for serials, _ in parts]), np.concatenate([rows for _, rows in parts])
 
-    def slices(self, order: RowOrder, task: str, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The same slice by slice, each out of `size` live rows."""
+    def slices(self, order: RowOrder, task: str, size: int = SLICE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The same slice by slice: the first out of about `size` live rows, the next ones out of more and more."""
         after = self.low.get(task, 0) - 1
         begun = task in self.taken
+        size = max(size, FIRST_SLICE)
         while True:
+            size = min(size, SLICE)
             seen, ids = order.after(after, size)
+            size *= 4
             if not len(seen):
                 break
             consumed = self.flags(task, seen, ids)

@@ -13,8 +13,8 @@ controller comes back after its death.
     queries.py      the answers to Lookup, Find, ListKeys, Watch, Stats
     partition.py    groups and the moves between their states
     dump.py         snapshots of all this; fingerprint.py, retelling.py
-    rows.py places.py fieldsets.py tags.py order.py consumption.py blocks.py layouts.py seen.py ready.py changes.py
-    groups.py leases.py    the tables underneath
+    rows.py places.py fieldsets.py tags.py tag_columns.py order.py consumption.py blocks.py layouts.py seen.py ready.py
+    changes.py groups.py leases.py    the tables underneath
 """
 
 from __future__ import annotations

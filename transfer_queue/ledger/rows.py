@@ -12,6 +12,7 @@ from transfer_queue.ledger.blocks import PutTable, Segments
 from transfer_queue.ledger.fieldsets import NOTHING, FieldSets
 from transfer_queue.ledger.order import RowOrder, Serials
 from transfer_queue.ledger.places import Places, counts, same, set_places
+from transfer_queue.ledger.tag_columns import TagColumns
 from transfer_queue.ledger.tags import EMPTY
 from transfer_queue.net.messages import Block
 
@@ -42,6 +43,7 @@ class RowTable:
         self.ids: dict[str, int] = {}
         self.keys: list[str] = []
         self.tags: list[bytes] = []
+        self.tag_columns = TagColumns()
         self.owner: list[Group | None] = []
         self.sets = FieldSets()
         self.puts = PutTable(self.sets, segments)
@@ -66,6 +68,7 @@ class RowTable:
         rows = [self._free.pop() for _ in range(reused)]
         for row, key in zip(rows, keys, strict=False):
             self.keys[row], self.owner[row] = key, owner
+        self.tag_columns.forget(rows)
         if reused < len(keys):
             first, more = len(self.keys), len(keys) - reused
             rows += range(first, first + more)
@@ -77,6 +80,12 @@ class RowTable:
         self.ids.update(zip(keys, rows, strict=True))
         self.order.add(rows)
         return rows
+
+    def set_tags(self, rows: Sequence[int], tags: Sequence[bytes]) -> None:
+        mine = self.tags
+        for row, tag in zip(rows, tags, strict=True):
+            mine[row] = tag
+        self.tag_columns.forget(rows)
 
     def write(self, blocks: Sequence[Block], rows: Sequence[int], index: Sequence[int] | None = None) -> None:
         """The fields of `blocks`, one put, now lie there for `rows`, at `index` in them (default: 0, 1, 2, ...)."""

@@ -28,6 +28,11 @@ class PartitionView(Protocol):
         """One tag of each row, None where it is missing."""
         ...
 
+    def tag_numbers(self, name: str, indexes: Indexes) -> np.ndarray:
+        """The same as float64, nan where it is missing: quick for all rows there are. Raises ValueError or TypeError if
+        a tag is no number."""
+        ...
+
 
 class BaseSampler(ABC):
     """Chooses rows for one fetch. `sample` gets the serials that are ready and not consumed by the task, ascending.
