@@ -81,8 +81,8 @@ class _Watch:
     def _wait(self) -> bool:
         """Until something is due; False: nothing is left to watch."""
         with self._changed:
-            while self._used:
-                due = min(self._used.values()) + IDLE
+            while used := list(self._used.values()):  # once: a keeper may be collected between two looks
+                due = min(used) + IDLE
                 if self._sweep_at is not None:
                     due = min(due, self._sweep_at)
                 left = due - time.monotonic()
