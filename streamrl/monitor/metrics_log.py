@@ -1,6 +1,7 @@
 """`metrics.jsonl`: one JSON object per training step, {"step": k, "<metric>": number, ...}. Names: registry.py.
 
-A validation is a line of its own, {"step": k, "validation": "during", "val-core/...": number, ...}.
+A validation is a line of its own, {"step": k, "validation": "during", "val-core/...": number, ...}, written when it
+ends: one that went on beside training may stand behind later steps.
 
 A run that resumes from the checkpoint of step k cuts the lines after k, and writes those steps again: the file holds
 each step once, in order, as the weights went through it. (The event log keeps the abandoned ones.) A number that is
@@ -107,7 +108,5 @@ class MetricsLog:
 
 
 def _stays(record: dict[str, Any], resume_step: int) -> bool:
-    """Whether a run that goes on after `resume_step` does not do this again."""
-    if record.get(VALIDATION) == "after":
-        return False
-    return record["step"] <= resume_step and not (VALIDATION in record and resume_step == 0)
+    """Whether a run that goes on after `resume_step` does not do this again (trainer/validation_lane.py)."""
+    return record["step"] <= resume_step

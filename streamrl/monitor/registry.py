@@ -119,10 +119,18 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("rollout_corr/rollout_rs_<statistic>_masked_fraction", "share", "Tokens that a statistic rejected."),
     # Validation.
     _step(
-        "{val-core,val-aux}/<data_source>/<quantity>/<statistic>",
+        "{val-core,val-aux}/<data_source>/<quantity>/{mean,std}@<n>",
         "",
-        "Validation, e.g. val-core/calculator/reward/mean@1; in the greedy pass the quantity is reward_greedy.",
+        "Validation, e.g. val-core/calculator/reward/mean@1: over all n answers; in the greedy pass the quantity is "
+        "reward_greedy. val-core is acc where the reward gives it, else reward.",
     ),
+    _step(
+        "{val-core,val-aux}/<data_source>/<quantity>/{best,worst,maj}@<n>/{mean,std}",
+        "",
+        "The best, the worst and the most frequent of n answers, by 1000 seeded draws from all.",
+    ),
+    _step("val-aux/mean/<mode>", "score", "Mean score over all data sources: sampled, greedy.", ""),
+    _step("val-aux/versions/{min,max}", "versions", "Oldest and newest weights that sampled any answer.", ""),
     _step(f"val-aux/num_turns/{_STATS}", "turns", "Turns in validation."),
     # Time.
     _step(
@@ -216,7 +224,8 @@ def expand(name: str) -> list[str]:
 
 def _pattern(name: str) -> re.Pattern[str]:
     parts = re.split("(<[^>]*>)", name)
-    return re.compile("".join("[^/]+" if part.startswith("<") else re.escape(part) for part in parts))
+    free = {"<data_source>": ".+"}  # often a name of the hub, with a slash
+    return re.compile("".join(free.get(p, "[^/]+") if p.startswith("<") else re.escape(p) for p in parts))
 
 
 _EXACT = {name: metric for metric in STEP_TABLE for name in expand(metric.name) if "<" not in name}

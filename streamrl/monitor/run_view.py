@@ -107,7 +107,8 @@ class RunView:
             self.total_steps = event.value
         if event.name == "validation":
             numbers = _numbers(event.fields)
-            found = {k.removeprefix("val-core/"): v for k, v in numbers.items() if k.startswith("val-core/")}
+            core = {k: v for k, v in numbers.items() if k.startswith("val-core/") and not k.endswith("/std")}
+            found = {k.removeprefix("val-core/"): v for k, v in core.items()}
             self.validation |= found
             shown = ", ".join(f"{_clean(name)} {value:.3f}" for name, value in found.items())
             return f"validation {_clean(event.value)}, step {_clean(event.fields.get('step', '?'))}: {shown}"

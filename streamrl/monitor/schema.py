@@ -60,7 +60,8 @@ TABLE: tuple[EventSpec, ...] = (
         "Also `bytes`, `generation_stalled` (seconds in which generation stood still).",
     ),
     _span("checkpoint", "trainer", ("step",), "The trainer writes a checkpoint."),
-    _span("validate", "trainer", ("step",), "Validation; also `when` (before, during, after)."),
+    _span("validate", "trainer", ("step",), "Validation in training's place; also `when` (before, during, after)."),
+    _span("validate_beside", "trainer", ("step",), "Validation beside training, with the weights of `step` and later."),
     # What the trainer's devices do. Everything else in a step is lost time.
     _span("old_log_prob", "trainer", ("step",), "Log-probs of the rows under pi_old."),
     _span("ref", "trainer", ("step",), "Log-probs of the rows under the reference policy."),

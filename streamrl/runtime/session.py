@@ -48,7 +48,7 @@ class Session:
     async def _summarise(self, status: Status, error: str = "") -> Summary:
         trainer = self.trainer
         overlap = trainer.report.overlap
-        before, after = trainer.validations.get("before", {}), trainer.validations.get("after", {})
+        before, after = trainer.validations.means.get("before", {}), trainer.validations.means.get("after", {})
         summary = Summary(
             status=status,
             error=error,

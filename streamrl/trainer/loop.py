@@ -23,7 +23,6 @@ from typing import TypeVar
 from agent_loop.rows import TEACHER_FIELD
 from streamrl.data import training_steps
 from streamrl.monitor.summary import Status
-from streamrl.trainer import validation
 from streamrl.trainer.batch_log import BatchLog, last_committed
 from streamrl.trainer.checkpoint import CheckpointError, CheckpointStore, TrainerState
 from streamrl.trainer.feeder import Feeder
@@ -35,6 +34,7 @@ from streamrl.trainer.scores import score_metrics
 from streamrl.trainer.selection import Selection, custom_sampler
 from streamrl.trainer.staleness import Drop, Measured, oldest_version
 from streamrl.trainer.update import Update
+from streamrl.trainer.validation_lane import Validations
 from transfer_queue.net.messages import Group, TaskSpec
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class Trainer(ABC):
     that counts; `version` is published before any group of the step is acked.
     """
 
+    validates_beside = False
+    """Whether a validation that is due during training goes on beside it, or stops it."""
     in_order = False
     """Whether batches follow the dispatch order strictly (sync) or take what is ready, oldest first."""
 
@@ -70,7 +72,6 @@ class Trainer(ABC):
         self.parts = parts
         self.config = config
         self.step = 0
-        self.validations: dict[str, dict[str, float]] = {}
         self.groups_per_step = config.data.train_batch_size
         self.mini_batch = min(config.actor_rollout_ref.actor.ppo_mini_batch_size, self.groups_per_step)
         self.checkpoints = CheckpointStore(parts.run.checkpoints, keep=config.trainer.max_actor_ckpt_to_keep)
@@ -96,16 +97,9 @@ class Trainer(ABC):
             parts.queue, parts.train_data, partition=PARTITION, n=config.actor_rollout_ref.rollout.n,
             chunk=max(1, self.mini_batch // 4), baseline="baseline" in self.update.estimator.needs,
         )  # fmt: skip
-        self._validator = (
-            validation.Validator(
-                parts.queue,
-                parts.val_data,
-                config.actor_rollout_ref.rollout.val_kwargs,
-                stall_timeout=config.trainer.stall_timeout,
-            )
-            if parts.val_data is not None
-            else None
-        )
+        self.validations = Validations(
+            parts, self.samples, self.report, self._or_stopped, beside=self.validates_beside
+        )  # fmt: skip
 
     def _selection(self) -> Selection:
         algorithm, sampler = self.config.algorithm, self.config.trainer.v1.sampler
@@ -176,6 +170,7 @@ class Trainer(ABC):
                 for task in tasks:
                     task.cancel()
         finally:
+            await self.validations.close()
             await self.buffer.close()
             self._batch_log.close()
             self.report.close(status)
@@ -193,21 +188,25 @@ class Trainer(ABC):
 
     async def _run_steps(self) -> None:
         total = self.total_steps()
-        if self.config.trainer.val_before_train and "before" not in self.validations:
-            await self.validate("before")
+        trainer = self.config.trainer
+        if trainer.val_only or (trainer.val_before_train and "before" not in self.validations.means):
+            await self.validations.in_place("before", self.step)
+        if trainer.val_only:
+            return
         if not self.in_order:
             self.feeder.allow(None)
         self.report.training_begins(total)
         await self.report.look(self.version)
         while self.step < total:
+            if self.step and self._due(trainer.test_freq):
+                await self.validations.due(self.step)
             await self.train_step()
-            if self._due(self.config.trainer.save_freq):
+            self.validations.check()
+            if self._due(trainer.save_freq):
                 await self._checkpoint()
-            if self._due(self.config.trainer.test_freq) and self.step < total:
-                await self.validate("during")
         if self._saved_step < self.step:  # whatever save_freq is, the trained weights are kept
             await self._checkpoint()
-        await self.validate("after")
+        await self.validations.in_place("after", self.step)
 
     async def train_step(self) -> None:
         """One step: its mini-batches, one new version, one line of metrics."""
@@ -261,22 +260,6 @@ class Trainer(ABC):
             info = await self.parts.actor.publish_weights(version)
             await self.parts.servers.update_weights(info)
 
-    async def validate(self, label: str) -> None:
-        """Accuracies on the validation set with the weights of this step; generation for training goes on meanwhile."""
-        if self._validator is None:
-            return
-
-        async def look_at(groups: list[Group]) -> None:
-            shown = await self.samples.validated(
-                self.step, validation.PARTITION, groups, lambda group: {"mode": validation.mode_of(group)}
-            )
-            self.report.samples(self.step, shown)
-
-        with self.parts.events.span("validate", step=self.step, when=label):
-            found = await self._or_stopped(self._validator.accuracies(label, look_at))
-        self.validations[label] = found.means()
-        self.report.validated(self.step, label, found.metrics())
-
     # --- opening and resuming -----------------------------------------------------------------------------------
 
     async def _open(self) -> None:
@@ -287,7 +270,6 @@ class Trainer(ABC):
         state = await self._restore() if self.parts.run.resumed else TrainerState(0, 0)
         restored = await queue.open_trainer(PARTITION, state.step)
         self.step = self._saved_step = state.step
-        self.validations = dict(state.validation)
         self.feeder.next_order = max(restored.next_order, state.next_order)
         self.feeder.allow(0)  # no prompts for training before it begins
         await self._publish(self.version)
@@ -295,8 +277,7 @@ class Trainer(ABC):
         if self.parts.run.resumed:
             await self._reconcile(state, restored.next_order)
         await self.buffer.start(self.version)
-        if self._validator is not None:
-            await self._validator.open()
+        await self.validations.open(self.step, state.validation)
         self.report.opened(self.step)
 
     async def _reconcile(self, state: TrainerState, known: int) -> None:
@@ -337,7 +318,7 @@ class Trainer(ABC):
                 self.step,
                 stats.next_order,
                 stats.outstanding,
-                dict(self.validations),
+                dict(self.validations.means),
                 self.update.kl.state(),
             )
 

@@ -1,21 +1,23 @@
-"""Validation on a lane of its own: partition "val", its own prompts, the same agents and servers.
+"""One validation: partition "val", its own prompts, the same agents and servers.
+
+    Validator ──admit──► queue ──► agent workers ──► queue ──watch──► Outcomes
 
 Every question is asked as rollout.val_kwargs says: by default once sampled at temperature 1 and once greedily. A
-session that failed counts as wrong.
+session that failed counts as wrong. When it is done, and beside what: validation_lane.py.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import product
-from statistics import mean
 
 from agent_loop.rows import PROMPT_FIELDS
+from agent_loop.session import TELLS_ALL
 from streamrl.config.sections.rollout import ValidationSamplingConfig
 from streamrl.trainer.feeder import PromptSource
 from streamrl.trainer.group_buffer import FIRST_GROUPS, kind_of
+from streamrl.trainer.validation_metrics import GREEDY, SCORE, Answer, Outcomes, Question
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.net.messages import Group, GroupSpec, TaskSpec
@@ -25,49 +27,21 @@ TASKS = [
     TaskSpec("generate", "prompt", "clock", ttl=15.0),
     TaskSpec("validate", "rows", "incarnation"),
 ]
-QUANTITIES = {"sampled": "reward", "greedy": "reward_greedy"}
-"""Mode -> its name in val-core/<source>/<quantity>/mean@n."""
 
 OnAnswers = Callable[[list[Group]], Awaitable[None]]
-
-Asked = tuple[str, str]
-"""(mode, data source) of a question."""
 
 
 def mode_of(group: Group) -> str:
     """The pass in which a question was asked."""
-    return "greedy" if group.tag.get("greedy") else "sampled"
-
-
-@dataclass(slots=True)
-class Accuracies:
-    """Scores of one validation by (mode, data source); `answers` to each question by mode."""
-
-    answers: dict[str, int]
-    scores: dict[Asked, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def means(self) -> dict[str, float]:
-        """Mean score over all data sources, by mode."""
-        modes = {
-            mode: [score for (asked, _), scores in self.scores.items() if asked == mode for score in scores]
-            for mode in self.answers
-        }
-        return {mode: mean(scores) for mode, scores in modes.items()}
-
-    def metrics(self) -> dict[str, float]:
-        """Under verl's names."""
-        return {
-            f"val-core/{source}/{QUANTITIES[mode]}/mean@{self.answers[mode]}": mean(found)
-            for (mode, source), found in self.scores.items()
-        }
+    return GREEDY if group.tag.get("greedy") else "sampled"
 
 
 @dataclass(slots=True)
 class _Round:
     """One validation: which groups are out and what those that came back scored."""
 
-    expected: dict[str, Asked]
-    accuracies: Accuracies
+    expected: dict[str, Question]
+    outcomes: Outcomes
     ready: list[Group] = field(default_factory=list)
     failure: str = ""
     """Of the last session that failed."""
@@ -81,11 +55,14 @@ class _Round:
                 continue
             if group.state == "ready":
                 self.ready.append(group)
+                self.outcomes.versions += [float(row.tag[name]) for row in group.rows for name in VERSIONS]
+                self.outcomes.turns.append(float(group.rows[-1].tag["num_turns"]))
+                self.outcomes.add(asked, answer_of(group))
             else:
                 self.failure = group.reason.removeprefix("failed: ")
                 self.failed += 1
                 self.kinds.add(kind_of(group))
-            self.accuracies.scores[asked].append(float(group.rows[-1].tag["score"]) if group.state == "ready" else 0.0)
+                self.outcomes.add(asked, {SCORE: 0.0})
 
     def check(self) -> None:
         """Raises RuntimeError when the first answers all failed in the same way: so will the others."""
@@ -96,8 +73,19 @@ class _Round:
             )
 
 
+VERSIONS = ("min_global_steps", "max_global_steps")
+"""Tags of a row: the weights of its oldest and its newest token."""
+
+
+def answer_of(group: Group) -> Answer:
+    """What the last row of a question's session tells: its score, and the numbers that the reward gave with it."""
+    tag = group.rows[-1].tag
+    told = {name.removeprefix("score/"): float(value) for name, value in tag.items() if name.startswith("score/")}
+    return {**told, SCORE: float(tag["score"])}
+
+
 class Validator:
-    """Consumes: the validation set. Produces: accuracies. Waits for: its groups. Woken by: `watch` on its partition."""
+    """Consumes: the validation set. Produces: outcomes. Waits for: its groups. Woken by: `watch` on its partition."""
 
     def __init__(
         self, client: QueueClient, source: PromptSource, sampling: ValidationSamplingConfig, *, stall_timeout: float
@@ -116,12 +104,12 @@ class Validator:
             await self._client.drop(PARTITION, [group.uid for group in stale.groups], "validation abandoned")
         self._round = restored.next_order
 
-    async def accuracies(self, label: str, on_answers: OnAnswers | None = None) -> Accuracies:
+    async def outcomes(self, label: str, on_answers: OnAnswers | None = None) -> Outcomes:
         """Ask the whole validation set. `on_answers` may look at the rows before they go. Raises DeadlineExceeded when
         nothing ended for `stall_timeout` seconds."""
         changes = await self._client.watch(PARTITION, -1)
         answers = {mode: self._sampling.answers(mode) for mode in self._sampling.modes}
-        current = _Round(await self._admit(label, answers), Accuracies(answers))
+        current = _Round(await self._admit(label, answers), Outcomes(answers))
         seq = changes.seq
         while current.expected:
             changes = await self._client.watch(PARTITION, seq, wait=self._stall_timeout)
@@ -138,20 +126,20 @@ class Validator:
         if on_answers is not None:
             await on_answers(current.ready)
         await self._finish([group.uid for group in current.ready])
-        return current.accuracies
+        return current.outcomes
 
-    async def _admit(self, label: str, answers: dict[str, int]) -> dict[str, Asked]:
+    async def _admit(self, label: str, answers: dict[str, int]) -> dict[str, Question]:
         """Each answer is a group of its own: one that fails costs no other its score."""
-        expected: dict[str, Asked] = {}
+        expected: dict[str, Question] = {}
         specs: list[GroupSpec] = []
         columns: dict[str, list[object]] = {name: [] for name in PROMPT_FIELDS}
         for mode, times in answers.items():
-            tag = self._sampling.tag(mode)
+            tag = {**self._sampling.tag(mode), "label": label, TELLS_ALL: True}
             for position, _ in product(range(len(self._source)), range(times)):
                 row = self._source.at(0, position)
                 uid = f"v{self._round}{mode}{position:07d}"
-                specs.append(GroupSpec(uid, 1, self._round, tag={**tag, "index": row["index"], "label": label}))
-                expected[uid] = (mode, row["data_source"])
+                specs.append(GroupSpec(uid, 1, self._round, tag={**tag, "index": row["index"]}))
+                expected[uid] = Question(mode, row["data_source"], position)
                 self._round += 1
                 for name in PROMPT_FIELDS:
                     columns[name].append(row.get(name))

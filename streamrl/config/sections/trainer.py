@@ -88,7 +88,9 @@ class TrainerConfig:
     test_freq: EveryOrNever = -1
     """Steps between validations; -1: only before and after."""
     val_before_train: bool = True
-    val_only: Literal[False] = False
+    val_only: bool = False
+    """Validate and end: nothing is trained. With resume_mode=resume_path the weights are those of that run's newest
+    checkpoint."""
     rollout_data_dir: str | None = None
     """A directory for what the model said: <step>.jsonl with input, output, gts, score, step and what else the reward
     returned, of each row that was trained."""
