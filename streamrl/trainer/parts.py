@@ -48,17 +48,17 @@ class Servers(Protocol):
 
     async def update_weights(self, info: Any) -> Any: ...
     async def loads(self) -> dict[str, Any]: ...
-
-
     async def sleep(self) -> None: ...
     async def wake_up(self) -> None: ...
+
+
 class Agents(Protocol):
     """The agent workers as one (agent_loop.manager.AgentLoopManager): runs until cancelled, raises when it gives up."""
 
     async def run(self) -> None: ...
-
-
     async def cancel(self, partition: str, uids: list[str]) -> None: ...
+
+
 @dataclass(slots=True)
 class Parts:
     config: StreamRLConfig

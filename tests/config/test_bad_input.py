@@ -68,7 +68,7 @@ def test_a_key_like_no_other_points_to_the_list_of_keys(valid: list[str]):
         ("monitor.prometheus.port=70000", ">= 0 and <= 65535"),
         ("trainer.experiment_name='../up'", "matching"),
         ("trainer.logger=[console,wandbb]", "did you mean 'wandb'"),
-        ("trainer.v1.sampler.max_off_policy_strategy=hope", "only drop, wait, mask or null"),
+        ("trainer.v1.sampler.max_off_policy_strategy=hope", "one of drop, wait, mask or null"),
         (f"{ROLLOUT}.tools=3", "a mapping from names to mappings"),
         (f"{ROLLOUT}.tools=[3]", "a list of names (or {tool: name, setting: value})"),
         (f"{ROLLOUT}.tools=[calculator,calculator]", "a list of names (or {tool: name, setting: value})"),
