@@ -19,7 +19,7 @@ from transfer_queue.client import QueueClient
 from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.controller import recalling
 from transfer_queue.controller.core import ControllerCore
-from transfer_queue.controller.recalling import AGAIN, ROUND
+from transfer_queue.controller.recalling import ROUND
 from transfer_queue.ledger import Ledger
 from transfer_queue.local import LocalQueue
 from transfer_queue.net import messages as m
@@ -128,7 +128,8 @@ def test_a_well_filled_segment_stays_with_its_writer_unless_it_may_go_to_disk():
     assert world.after(0.0) == [("a", segments[:1])]
 
 
-def test_a_writer_that_stands_still_is_asked_once_a_second_and_others_in_its_place_twice_as_many_each_time():
+def test_writers_that_stand_still_are_passed_over_twice_as_many_each_time_and_asked_again_later(monkeypatch):
+    monkeypatch.setattr(recalling, "AGAIN", 4 * ROUND)
     world = World(segments=12)
     names = "abcdefghijkl"
     for name in names:
@@ -137,7 +138,7 @@ def test_a_writer_that_stands_still_is_asked_once_a_second_and_others_in_its_pla
     rounds = [[name for name, _ in world.after(pause)] for pause in (0.0, ROUND, ROUND, ROUND)]
     assert rounds == [["a"], ["b", "c"], ["d", "e", "f", "g"], ["h", "i", "j", "k", "l"]]
     assert world.after(ROUND / 2) == []
-    assert [name for name, _ in world.after(AGAIN)] == list(names)
+    assert [name for name, _ in world.after(4 * ROUND)] == list(names)
     assert world.core.next_deadline() == pytest.approx(world.now + ROUND)
 
 
@@ -199,6 +200,28 @@ async def test_a_client_gives_a_segment_back_when_it_has_written_what_it_is_writ
         assert await late < 2.0
         await asyncio.gather(*puts)
         assert set((await busy[0].list())["p"]) == {"k0", "k1", "late"}
+
+
+async def test_a_segment_that_came_as_its_put_was_cancelled_is_given_back(monkeypatch):
+    async with LocalQueue(unit_budget_bytes=2 * SIZE, segment_bytes=SIZE) as queue:
+        empty, full, hasty = (queue.client(name) for name in ("empty", "full", "hasty"))
+        await put(full, "full", SIZE // 2)
+        await put(empty, "empty")
+        await empty.clear("p", ["empty"])
+        transport: Any = hasty._transport
+        deliver, granted = transport.deliver, []
+
+        def cancelling(response: m.Response) -> None:
+            deliver(response)
+            if isinstance(response.body, m.Granted):
+                granted.append(waiting.cancel())
+
+        monkeypatch.setattr(transport, "deliver", cancelling)
+        waiting = asyncio.create_task(put(hasty, "hasty"))
+        await asyncio.wait([waiting])
+        assert granted == [True]
+        assert waiting.cancelled()
+        assert await put(empty, "again") < 2.0
 
 
 def held(ask: Any, go_on: asyncio.Event, where: str) -> Any:

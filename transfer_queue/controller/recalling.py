@@ -17,7 +17,7 @@ from transfer_queue.net.messages import GiveBack, Push, Segment
 from transfer_queue.storage.memory import whole_pages
 from transfer_queue.storage.segments import is_durable
 
-ROUND = 0.25
+ROUND = 0.5
 """Seconds in which what was asked back usually has come free, the move of its rows included."""
 
 AGAIN = 1.0

@@ -49,7 +49,7 @@ class LocalTransport:
         except BaseException:
             self._waiters.waiting.pop(request, None)
             raise
-        return await self._waiters.result(request, waiting)
+        return await self._waiters.result(request, waiting, self.on_orphan)
 
     def say_hello(self) -> None:
         """Become known to the controller; `on_welcome` has run when this returns."""

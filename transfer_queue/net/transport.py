@@ -155,8 +155,7 @@ class SocketTransport:
             raise Disconnected(
                 f"client {self.name!r} was made in process {self._process}, which forked this one: connect anew here"
             )
-        if not self._ready:
-            self._check_ended()
+        self.check_open()
         request, waiting = self._waiters.add(body, timeout)
         try:
             frame = encode_request(request, body)
@@ -170,7 +169,7 @@ class SocketTransport:
         if self._ready:
             self._ready = self._link.send(frame, now=len(self._waiters.waiting) == 1)
         failpoint("client.after_send")
-        return await self._waiters.result(request, waiting)
+        return await self._waiters.result(request, waiting, self.on_orphan)
 
     async def greet(self) -> Welcome:
         reply = await self.request(self._hello_body())
@@ -228,6 +227,11 @@ class SocketTransport:
         """Whether the queue was closed by its owner, and has not come back."""
         return not self._ready and self._why_ended() is not None
 
+    def check_open(self) -> None:
+        """Raises QueueClosed if the queue has ended."""
+        if not self._ready:
+            self._check_ended()
+
     def _why_ended(self) -> str | None:
         """By the queue's directory; where that cannot be seen, by what the controller has said last."""
         if not self.heeds_closing:
@@ -243,7 +247,8 @@ class SocketTransport:
     def _closed(self, why: str) -> None:
         self._told = why
         self._down()
-        if self.heeds_closing:  # also those that came after the connection was lost, if that is noticed first
+        self._greet()  # which says that it was heard
+        if self.heeds_closing:
             self._waiters.fail(QueueClosed(f"client {self.name!r}: {why}"))
 
     def _hello_body(self) -> Hello:

@@ -55,12 +55,17 @@ class Waiters:
         self.waiting[self._next] = waiting
         return self._next, waiting
 
-    async def result(self, request: int, waiting: Waiting) -> Reply:
-        """Await the answer until its deadline."""
+    async def result(self, request: int, waiting: Waiting, on_orphan: Callable[[Any, Reply], None]) -> Reply:
+        """Await the answer until its deadline. `on_orphan` gets one that came as its asker was cancelled."""
         if self._timer is None or waiting.deadline < self._timer.when():
             self._set_timer(waiting.deadline)
         try:
             return await waiting.future
+        except asyncio.CancelledError:
+            future = waiting.future
+            if future.done() and not future.cancelled() and future.exception() is None:
+                on_orphan(waiting.body, future.result())
+            raise
         finally:
             if self.waiting.pop(request, None) is not None:  # cancelled or too late: the answer may still come
                 self._orphans[request] = waiting.body
