@@ -46,9 +46,22 @@ class Request:
     cached: int = 0
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
+    suspended: float = 0.0
+    """Since when it has had to stand back, if it was running before."""
+
+    @property
+    def history(self) -> list[int]:
+        """All its tokens: what has to be in the cache before the next one is sampled."""
+        return self.prompt + self.generation.token_ids
+
+    def join(self) -> None:
+        """It gets a row, at first or again: what it stood back counts as neither waiting nor running."""
+        now = time.perf_counter()
+        self.admitted = self.admitted + now - self.suspended if self.suspended else now
+        self.suspended = 0.0
 
     def end(self, reason: StopReason) -> None:
-        now = time.perf_counter()
+        now = self.suspended or time.perf_counter()
         self.generation.stop_reason = reason
         started = self.admitted or now
         self.generation.queue_seconds = started - self.submitted
@@ -116,6 +129,21 @@ class BatchEngine:
             request.end("aborted")
         return gone
 
+    def sleep(self) -> None:
+        """Give up the cache. Running requests wait, before all others, with the tokens they have."""
+        now = time.perf_counter()
+        for request in self.running:
+            request.suspended, request.cached = now, 0
+        self.waiting.extendleft(reversed(self.running))
+        self.running.clear()
+        self._knobs = None
+        self.prefixes.forget_all()
+        self.decoder.release()
+
+    def wake_up(self) -> None:
+        """The next step computes the cache of who was running again, with the weights of now."""
+        self.decoder.allocate()
+
     def _prefill(self) -> list[Request]:
         """Compute the prompts of some waiting requests in one pass, and sample their first tokens."""
         first = len(self.running)
@@ -124,7 +152,7 @@ class BatchEngine:
         self._knobs = None
         logits = self._prompt_logits(first, fresh)
         for row, request in enumerate(fresh, first):
-            self.prefixes.begin(row, request.prompt, self.version)
+            self.prefixes.begin(row, request.history[: request.cached], self.version)
         return self._sample(first, logits, self._knobs_of(fresh))
 
     def _choose(self) -> list[Request]:
@@ -138,17 +166,17 @@ class BatchEngine:
         prompts: set[tuple[int, ...]] = set()
         widest = real = 0
         for request in self._may_join()[: self.slots - first]:
-            prompt = tuple(request.prompt)
+            prompt = tuple(request.history)
             if prompt in prompts:
                 continue
-            source, shared = self.prefixes.find(request.prompt, self.version)
+            source, shared = self.prefixes.find(list(prompt), self.version)
             rest = len(prompt) - shared
             padded = max(widest, rest) * (len(chosen) + 1)
             if chosen and (padded > PREFILL_TOKENS or padded > 2 * (real + rest)):
                 continue
             self.decoder.copy_row(source, first + len(chosen), shared)
             request.cached = shared
-            request.admitted = time.perf_counter()
+            request.join()
             if rest > 1:  # else all but the last token is cached already, and equal prompts may share the pass
                 prompts.add(prompt)
             chosen.append(request)
@@ -158,18 +186,18 @@ class BatchEngine:
         return chosen
 
     def _prompt_logits(self, first: int, fresh: list[Request]) -> torch.Tensor:
-        width = max(len(r.prompt) - r.cached for r in fresh)
-        ids = np.zeros((len(fresh), width), dtype=np.int64)
-        for i, request in enumerate(fresh):
-            ids[i, : len(request.prompt) - request.cached] = request.prompt[request.cached :]
-        start = self._tensor([r.cached for r in fresh])
-        count = self._tensor([len(r.prompt) - r.cached for r in fresh])
-        longest = max(len(r.prompt) for r in fresh)
+        known = [request.history for request in fresh]
+        missing = [tokens[request.cached :] for tokens, request in zip(known, fresh, strict=True)]
+        ids = np.zeros((len(fresh), max(map(len, missing))), dtype=np.int64)
+        for i, tokens in enumerate(missing):
+            ids[i, : len(tokens)] = tokens
+        start, count = self._tensor([r.cached for r in fresh]), self._tensor([len(tokens) for tokens in missing])
+        longest = max(map(len, known))
         logits = self.decoder.forward(first, torch.from_numpy(ids).to(self.decoder.device), start, count, longest)
-        for request in fresh:
+        for request, tokens in zip(fresh, known, strict=True):
             self.tokens_reused += request.cached
-            self.tokens_prefilled += len(request.prompt) - request.cached
-            request.cached = len(request.prompt)
+            self.tokens_prefilled += len(tokens) - request.cached
+            request.cached = len(tokens)
         return logits
 
     def _decode(self) -> list[Request]:

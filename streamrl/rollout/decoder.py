@@ -92,13 +92,23 @@ class Decoder:
         self.head: Tensor = model.lm_head.weight  # type: ignore[union-attr,assignment]
         self.layers = [_fuse_layer(layer) for layer in inner.layers]
         self.device, self.dtype = self.embed.device, self.embed.dtype
-        shape = (len(self.layers), 2, rows, self.kv_heads, max_len + 1, self.dim)
-        self.cache = _lazy_zeros(shape, self.dtype, self.device)
-        self._slots = self.cache.view(len(self.layers), -1, self.dim)
+        self.allocate()
         self._cos, self._sin = self._rotary_tables(inner.rotary_emb)
         side = torch.arange(2, device=self.device)[:, None] * (rows * self.kv_heads)
         self._heads_at = (side + torch.arange(self.kv_heads, device=self.device)) * (max_len + 1)  # [2, kv_heads]
         self._arange = torch.arange(max_len + 1, device=self.device)
+
+    def allocate(self) -> None:
+        """An empty cache."""
+        shape = (len(self.layers), 2, self.rows, self.kv_heads, self.max_len + 1, self.dim)
+        self.cache = _lazy_zeros(shape, self.dtype, self.device)
+        self._slots = self.cache.view(len(self.layers), -1, self.dim)
+
+    def release(self) -> None:
+        """Give the cache's memory back to the device; nothing can be computed until `allocate`."""
+        self.cache = self._slots = torch.empty(0, dtype=self.dtype, device=self.device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _rotary_tables(self, rotary: nn.Module) -> tuple[Tensor, Tensor]:
         """[max_len + 1, 1, dim] each; the sine's first half is negated, so rotating is a roll and no negation."""

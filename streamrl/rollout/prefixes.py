@@ -49,6 +49,9 @@ class PrefixIndex:
     def forget(self, row: int) -> None:
         self._version[row] = -1
 
+    def forget_all(self) -> None:
+        self._version[:] = -1
+
     def move(self, source: int, target: int) -> None:
         self._tokens[target] = self._tokens[source]
         self._version[target] = self._version[source]

@@ -92,7 +92,7 @@ class SimServer:
         newest = self._store.latest() if self._store else None
         self._versions: list[tuple[float, int]] = [(-math.inf, newest.version if newest else 0)]  # (since, version)
         self._time = EngineTime()
-        self._paused = False
+        self._stands: set[str] = set()
         self._ended_tokens = self._rows_scored = self._tokens_scored = 0
         self._score_queue_seconds = 0.0
         self._busy_since = 0.0  # engine time from which busy time is not yet reported
@@ -183,25 +183,31 @@ class SimServer:
         self._report.weights(began, loop_time(), version)
 
     async def pause(self) -> None:
+        self._stand("paused")
+
+    async def resume(self) -> None:
+        self._go("paused")
+
+    async def sleep(self) -> None:
+        """As pause: there is no cache to give up."""
+        self._stand("asleep")
+
+    async def wake_up(self) -> None:
+        self._go("asleep")
+
+    def _stand(self, why: str) -> None:
         self._check_alive()
-        if not self._paused:
-            self._paused = True
+        if why not in self._stands:
+            self._stands.add(why)
             self._time.stand()
             self._plan()
 
-    async def resume(self) -> None:
+    def _go(self, why: str) -> None:
         self._check_alive()
-        if self._paused:
-            self._paused = False
+        if why in self._stands:
+            self._stands.discard(why)
             self._time.go()
             self._plan()
-
-    async def sleep(self) -> None:
-        """Time stands still; there is no cache to give up."""
-        await self.pause()
-
-    async def wake_up(self) -> None:
-        await self.resume()
 
     async def load(self) -> ServerLoad:
         self._check_alive()

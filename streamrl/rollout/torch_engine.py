@@ -96,7 +96,7 @@ class TorchServer:
         self._wake = threading.Condition()
         self._open: dict[str, Request] = {}
         self._scoring: set[ScoreRequest] = set()
-        self._paused = self._closing = False
+        self._paused = self._asleep = self._closing = False
         self._failure: BaseException | None = None
         self._last_step = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
@@ -154,12 +154,19 @@ class TorchServer:
     async def resume(self) -> None:
         await self._between_steps(lambda: self._set_paused(False))
 
+    async def sleep(self) -> None:
+        """The cache's memory is given back; running requests compute theirs again when they go on."""
+        await self._between_steps(lambda: self._set_asleep(True))
+
+    async def wake_up(self) -> None:
+        await self._between_steps(lambda: self._set_asleep(False))
+
     async def load(self) -> ServerLoad:
         """Raises ServerDied if the engine has failed, is closed, or hangs."""
         self._check_alive()
         silent = time.monotonic() - self._last_step
         engine = self._engine
-        if self._has_work and not self._paused and silent > STALL_SECONDS:
+        if self._has_work and not self._stands and silent > STALL_SECONDS:
             raise ServerDied(
                 f"the engine finished no step for {silent:.0f} s with {len(engine.running)} requests running and "
                 f"{len(self._scoring)} to score"
@@ -213,7 +220,7 @@ class TorchServer:
         """Do what the inbox holds; wait while there is nothing to step. False once closing."""
         while True:
             with self._wake:
-                if not self._closing and not self._inbox and (self._paused or not self._has_work):
+                if not self._closing and not self._inbox and (self._stands or not self._has_work):
                     self._report.idle()
                     self._wake.wait_for(lambda: self._inbox or self._closing)
                     self._last_step = time.monotonic()
@@ -229,7 +236,7 @@ class TorchServer:
                         self._scores.submit(item)
                     case _:
                         self._obey(item)
-            if self._has_work and not self._paused:
+            if self._has_work and not self._stands:
                 return True
 
     @property
@@ -285,6 +292,15 @@ class TorchServer:
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
+
+    def _set_asleep(self, asleep: bool) -> None:
+        if asleep != self._asleep:
+            self._asleep = asleep
+            self._engine.sleep() if asleep else self._engine.wake_up()
+
+    @property
+    def _stands(self) -> bool:
+        return self._paused or self._asleep
 
     def _fail_open(self) -> None:
         with self._wake:

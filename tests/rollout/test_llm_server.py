@@ -234,6 +234,31 @@ def test_nothing_is_generated_while_paused(case: Case) -> None:
     case.run(test)
 
 
+def test_after_a_sleep_requests_go_on_where_they_were_with_the_new_weights(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        running = start(server, "running", LONG)
+        await until_tokens(server, 5)
+        await server.sleep()
+        arrived, given_up = start(server, "arrived", 3), start(server, "given up", 3)
+        before = (await server.load()).tokens_generated
+        await asyncio.sleep(0.05)
+        assert (await server.load()).tokens_generated == before < LONG
+        await server.update_weights(case.publish(1), 1)
+        await server.sleep()
+        given_up.cancel()
+        await server.resume()  # of a pause that never was
+        await asyncio.sleep(0.02)
+        assert (await server.load()).tokens_generated == before
+        await server.wake_up()
+        await server.wake_up()
+        got = await running
+        check(got)
+        assert got.weight_versions == [0] * before + [1] * (LONG - before)
+        assert (await arrived).weight_versions == [1] * 3
+
+    case.run(test)
+
+
 def test_load_figures_add_up(case: Case) -> None:
     async def test(server: LLMServer) -> None:
         idle = await server.load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,12 @@ def run(target: BatchEngine) -> dict[str, Generation]:
     while target.has_work:
         done |= {r.id: r.generation for r in target.step()}
     return done
+
+
+def run_of(target: BatchEngine, requests: list[Request]) -> dict[str, Generation]:
+    for each in requests:
+        target.submit(each)
+    return run(target)
 
 
 def reference(path: str, prompt: list[int], response: list[int], temperature: float) -> torch.Tensor:
@@ -139,6 +146,29 @@ def test_no_prefix_is_reused_under_newer_weights(model_dirs: dict[str, str]) -> 
     target.submit(request("b", list(range(20)), SamplingParams(max_tokens=5)))
     run(target)
     assert target.tokens_reused == 0
+
+
+def test_a_sleep_gives_the_cache_back_and_changes_no_token(model_dirs: dict[str, str]) -> None:
+    asked = [
+        request(f"r{i}", prompt, SamplingParams(max_tokens=30), i)
+        for i, prompt in enumerate(prompts(5, random.Random(2)))
+    ]
+    through = run_of(engine(model_dirs["qwen2"], slots=3), [replace(r, generation=Generation()) for r in asked])
+    target = engine(model_dirs["qwen2"], slots=3)
+    for each in asked:
+        target.submit(each)
+    done: dict[str, Generation] = {}
+    for _ in range(4):
+        done |= {r.id: r.generation for _ in range(7) for r in target.step()}
+        size = target.decoder.cache.nbytes
+        target.sleep()
+        assert (target.decoder.cache.nbytes, target.running) == (0, [])
+        target.wake_up()
+        assert target.decoder.cache.nbytes == size
+    done |= run(target)
+    assert {name: got.token_ids for name, got in done.items()} == {name: got.token_ids for name, got in through.items()}
+    for name, got in done.items():
+        assert got.log_probs == pytest.approx(through[name].log_probs, abs=1e-5)
 
 
 def test_sampling_follows_the_distribution_and_reports_it() -> None:
