@@ -91,7 +91,7 @@ async def test_a_client_that_sees_no_directory_hears_at_once_that_the_queue_was_
     await asyncio.sleep(0.1)
     await service.astop()
     async with asyncio.timeout(5):
-        for work in (*waiting, client.list()):
+        for work in (*waiting, client.list(), client.put("p", ["b"], {"x": np.arange(3)[None]})):
             with pytest.raises(QueueClosed, match=r"'far': .* closed by its owner; start it again on .*queue"):
                 await work
     await service.astart()

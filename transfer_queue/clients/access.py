@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -43,6 +43,8 @@ class UnitAccess:
     def __init__(self, name: str, key: str, *, force_remote: bool | None = None) -> None:
         self._name = name
         self._key = key
+        self.check_open: Callable[[], None] = lambda: None
+        """Raises QueueClosed where it is no use to wait for a unit: the queue has ended."""
         self._force_remote = os.environ.get("TQ_FORCE_REMOTE") == "1" if force_remote is None else force_remote
         self._units: dict[int, UnitInfo] = {}
         self._local: dict[int, bool] = {}
@@ -165,7 +167,9 @@ class UnitAccess:
     def _bulk_client(self, unit: int) -> BulkClient:
         bulk = self._bulk.get(unit)
         if bulk is None:
-            bulk = self._bulk[unit] = BulkClient(self._info(unit).endpoint, self._key, name=self._name)
+            endpoint = self._info(unit).endpoint
+            bulk = BulkClient(endpoint, self._key, name=self._name, check_open=self.check_open)
+            self._bulk[unit] = bulk
         return bulk
 
     def _info(self, unit: int) -> UnitInfo:

@@ -51,6 +51,9 @@ MAX_PID = 2**31 - 1
 FORGET_AFTER = 60.0
 """Seconds without a connection after which a client is gone, although its process may live."""
 
+PARTING = 0.5
+"""Seconds that clients of other nodes get to hear that the queue was closed."""
+
 
 class ControllerServer:
     """Invariant: nothing that a peer sends ends the server; what is not understood is counted and ignored."""
@@ -64,6 +67,8 @@ class ControllerServer:
         self._greeting: tuple[str, Hello, int] | None = None  # the client, its Hello, its process by the kernel's word
         self._watched: dict[str, asyncio.Future[None]] = {}
         self._welcomed: set[str] = set()
+        self._parting: set[str] | None = None  # who has not said yet that it knows of the end
+        self._parted = asyncio.Event()
         self._away: dict[str, asyncio.TimerHandle] = {}
         self._answers: list[tuple[str, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -75,11 +80,16 @@ class ControllerServer:
         )
         self._turn_ends()
 
-    def say_closed(self, why: str) -> None:
-        """Tell all clients that the queue has ended for good: those of other nodes do not see its directory."""
-        for client in self._welcomed:
-            self._listener.send(client, encode(Response(0, Failed(QueueClosed.code, why))))
+    async def part(self, why: str) -> None:
+        """Tell all clients that the queue has ended for good: those of other nodes do not see its directory. Returns
+        once all have heard, which they say by Hello (ZeroMQ drops what was not read when a connection ends), or after
+        PARTING seconds. Nobody else is heard any more."""
+        told = encode(Response(0, Failed(QueueClosed.code, why)))
+        self._parting = {client for client in self._welcomed if self._listener.send(client, told)}
         self._listener.flush()
+        if self._parting:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._parted.wait(), PARTING)
 
     def close(self) -> None:
         for handle in (*self._away.values(), *self._watched.values(), self._timer, self._paging):
@@ -95,6 +105,12 @@ class ControllerServer:
             self._refuse(str(error))
             if isinstance(error, BadArgument) and self._core.knows(client):
                 self._send(client, Response(error.request, failed_of(error.refusal)))
+            return
+        if self._parting is not None:
+            if isinstance(request.body, Hello):
+                self._parting.discard(client)
+                if not self._parting:
+                    self._parted.set()
             return
         if isinstance(request.body, Hello):
             self._greeting = client, request.body, pid
@@ -267,8 +283,8 @@ async def serve_controller(
             stopped.cancel()
             if failed.done():
                 failed.result()
-            elif why := why_ended({"run": run, "key_file": key_file}):
-                server.say_closed(why)
+            elif network and (why := why_ended({"run": run, "key_file": key_file})):
+                await server.part(why)
     except JournalFailed as error:
         await until_room(functools.partial(_listen, endpoints, key), key, directory / "journal", error, stop)
         if not stop.is_set():

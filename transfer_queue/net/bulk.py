@@ -178,7 +178,12 @@ class BulkServer:
 class BulkClient:
     """One connection to one unit's socket."""
 
-    def __init__(self, endpoint: str, key: str, *, name: str, timeout: float = 30.0) -> None:
+    def __init__(
+        self, endpoint: str, key: str, *, name: str, timeout: float = 30.0,
+        check_open: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`check_open` raises QueueClosed once nobody need wait for the unit any more."""
+        self._check_open = check_open
         self._endpoint = endpoint
         self._bulk_key = credentials(key).bulk
         self._name = name
@@ -238,6 +243,7 @@ class BulkClient:
         await self._window.take(nbytes)
         try:
             while clock() < deadline:
+                self._check_open()
                 if not self._opened.is_set() and not await self._open(min(RETRY_AFTER, deadline - clock())):
                     continue
                 answer = await self._try(make, data, min(RETRY_AFTER, deadline - clock()))
