@@ -164,7 +164,6 @@ INERT: tuple[str, ...] = (
     f"{_ACTOR}.entropy_from_logits_with_chunking",
     f"{_ACTOR}.entropy_checkpointing",
     "*.profiler.*",
-    f"{_ACTOR}.checkpoint.async_save",
     f"{_ACTOR}.checkpoint.mbridge_config*",
     f"{_ROLLOUT}.nnodes",
     f"{_ROLLOUT}.n_gpus_per_node",

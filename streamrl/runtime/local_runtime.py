@@ -146,6 +146,6 @@ def _sim_actor(config: StreamRLConfig, client: QueueClient) -> ClassWithInitArgs
     from streamrl.workers.sim_actor import SimActorWorker, SimTiming
 
     times = config.actor_rollout_ref.actor.sim
-    timing = SimTiming(per_step=times.step_seconds, per_token=times.token_seconds, publish=times.publish_seconds)
+    timing = SimTiming(times.step_seconds, times.token_seconds, times.publish_seconds, times.save_seconds)
     model = config.actor_rollout_ref.model
     return ClassWithInitArgs(SimActorWorker, timing, queue=client, tokenizer_path=model.tokenizer_path or model.path)

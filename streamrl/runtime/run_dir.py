@@ -1,6 +1,6 @@
 """Run directories: `runs/<time>-<name>`, with `runs/latest` pointing to the newest that trained something.
 
-config.yaml      the resolved configuration
+config.yaml      the resolved configuration; those before a resume that changed it: config.1.yaml, ...
 metrics.jsonl    one line per step            batches.jsonl   what was trained, by the trainer's own account
 events/          one event log per process    summary.json    the outcome, with its `status`
 checkpoints/     global_step_<k>/             queue/          the queue's journal, keys and address
@@ -78,6 +78,19 @@ class RunDirectory:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    def adopt(self, resolved: str) -> None:
+        """The configuration with which the run goes on from now on, where it differs; the one before stays beside it
+        as config.1.yaml, config.2.yaml, ..."""
+        current = self.path / "config.yaml"
+        if _text(current) == resolved:
+            return
+        names = [re.fullmatch(r"config\.(\d+)\.yaml", path.name) for path in self.path.glob("config.*.yaml")]
+        number = 1 + max((int(found[1]) for found in names if found), default=0)
+        fresh = self.path / f".config.{os.getpid()}.yaml"
+        fresh.write_text(resolved)
+        shutil.copyfile(current, self.path / f"config.{number}.yaml")
+        fresh.replace(current)
 
     def give_latest_back(self) -> None:
         """To the run before, if this one ended before its first step: what `latest` names can be looked at."""
@@ -241,6 +254,13 @@ def resumable(path: Path) -> bool:
     return any(path.glob("checkpoints/*/manifest.json")) or int(trainer.get("save_freq") or 0) > 0
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     """The configuration of a run; None if it is damaged."""
     try:
@@ -268,12 +288,15 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 ONLY_KEPT = (
     "resume_mode", "resume_from_path", "rollout_data_dir", "validation_data_dir", "log_val_generations", "logger",
-    "max_actor_ckpt_to_keep",
+    "max_actor_ckpt_to_keep", "ckpt_keep_interval",
 )  # fmt: skip
 """Of `trainer`: what says how to resume, or what to keep and show; nothing that is computed."""
+
+RANKS = ("nnodes", "n_gpus_per_node")
+"""Of `trainer`: a checkpoint loads on any number of ranks. Sums over ranks then round otherwise in the last bits."""
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
     """Without what may differ between a run and its resume."""
-    trainer = {k: v for k, v in config["trainer"].items() if k not in ONLY_KEPT}
+    trainer = {k: v for k, v in config["trainer"].items() if k not in (*ONLY_KEPT, *RANKS)}
     return {**config, "monitor": None, "trainer": trainer}

@@ -2,12 +2,16 @@
 
 A resume writes a line {"resume": k}: earlier lines of steps above k were undone by it. A line {"committed": k} says
 that the queue was told to give up what was trained up to step k.
+
+Each start of the trainer is a lineage, and each step names the one in which it was trained. So weights are known by
+(lineage, step): a checkpoint of a step that a resume has undone, or of another run, is told from the one that counts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +27,7 @@ class TrainedStep:
     step: int
     uids: list[str]
     orders: list[int]
+    lineage: str = ""
 
 
 class _Line(msgspec.Struct):
@@ -31,6 +36,7 @@ class _Line(msgspec.Struct):
     step: int | None = None
     uids: list[str] = []
     orders: list[int] = []
+    lineage: str = ""
     resume: int | None = None
     committed: int | None = None
 
@@ -40,6 +46,7 @@ class BatchLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.lineage = secrets.token_hex(4)
         cut_torn_line(path)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
@@ -47,11 +54,12 @@ class BatchLog:
         self._write({"resume": step})
 
     def trained(self, step: int, uids: list[str], orders: list[int]) -> None:
-        self._write({"step": step, "uids": uids, "orders": orders})
+        self._write({"step": step, "uids": uids, "orders": orders, "lineage": self.lineage})
 
     def committed(self, step: int) -> None:
         """The rows trained up to `step` are about to be given up: from here on only its checkpoint can go on."""
         self._write({"committed": step})
+        os.fsync(self._file)
 
     def close(self) -> None:
         os.close(self._file)
@@ -63,6 +71,18 @@ class BatchLog:
 def last_committed(path: Path) -> int:
     """The highest step whose rows were given up; 0 if none were."""
     return max((line.committed for line in _lines(path) if line.committed is not None), default=0)
+
+
+def other_lineage(path: Path, step: int, lineage: str) -> str:
+    """What the log knows `step` as, if that is not `lineage`; empty if it is, or if the log cannot tell.
+
+    A log that lost its end (with the machine) may not know the step, but then knows the lineage from steps before.
+    """
+    steps = {trained.step: trained.lineage for trained in read_batch_log(path)}
+    known = set(filter(None, steps.values()))
+    if not lineage or not known or (lineage in known and steps.get(step, lineage) == lineage):
+        return ""
+    return steps.get(step) or "unknown"
 
 
 def _lines(path: Path) -> Iterator[_Line]:
@@ -85,5 +105,5 @@ def read_batch_log(path: Path) -> list[TrainedStep]:
         if line.resume is not None:
             steps = {step: done for step, done in steps.items() if step <= line.resume}
         elif line.step is not None:
-            steps[line.step] = TrainedStep(line.step, line.uids, line.orders)
+            steps[line.step] = TrainedStep(line.step, line.uids, line.orders, line.lineage)
     return [steps[step] for step in sorted(steps)]

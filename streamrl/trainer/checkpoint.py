@@ -1,24 +1,29 @@
 """Checkpoints: a directory per step that is either whole or absent.
 
     checkpoints/global_step_40/
-        actor/          the ranks' shards (streamrl.workers)
+        actor/          the ranks' shards, optimizer and generators (streamrl.workers)
         critic/         likewise, if there is a critic
-        trainer.json    step, dispatch cursor, outstanding prompts, configuration digest
+        trainer.json    step, lineage, dispatch cursor, outstanding prompts, KL coefficient
+        config.yaml     the configuration with which it was trained
         manifest.json   size and digest of every other file; written last, then the directory is renamed into place
 
 The manifest is the truth for the queue's commit position: only after it stands are the rows acked up to its step final.
+What begins with a dot is no checkpoint: a draft, or one that is being removed; both go with the next `clean`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +31,10 @@ from streamrl.errors import UserError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+T = TypeVar("T")
+
+HASHERS = 8
+"""Files whose digests are made at once, if there are cores for it: a core does about 1 GB/s."""
 
 
 class CheckpointError(UserError):
@@ -44,6 +53,8 @@ class TrainerState:
     """Accuracies measured so far, by label ("before", "during": the last one)."""
     kl: dict[str, float] = field(default_factory=dict)
     """State of the KL penalty's coefficient."""
+    lineage: str = ""
+    """Of the life of the run in which the step was trained (batch_log.py)."""
     format: int = FORMAT
 
 
@@ -56,14 +67,19 @@ class _Manifest(msgspec.Struct):
 
 
 class CheckpointStore:
-    """The checkpoints of one run, newest last. `keep` >= 1 of them stay, None: all. A resume goes on from the newest,
-    so what was acked up to it is final whatever older ones stay."""
+    """The checkpoints of one run, newest last. A resume goes on from the newest, so what was acked up to it is final
+    whatever older ones stay."""
 
-    def __init__(self, directory: Path, *, keep: int | None = 1) -> None:
+    def __init__(
+        self, directory: Path, *, keep: int | None = 1, keep_every: int | None = None, in_thread: bool = True
+    ) -> None:
+        """`keep` >= 1 of them stay, None: all; those of every `keep_every`-th step stay beside these.
+        `in_thread=False`: digests are made in the caller's (on a virtual clock)."""
         self.directory = directory
-        self._keep = keep
+        self._keep, self._keep_every = keep, keep_every
+        self._in_thread = in_thread
         self.removed: list[int] = []
-        """Steps whose checkpoints the last `save` removed."""
+        """Steps whose checkpoints the last `seal` removed."""
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, ascending."""
@@ -73,71 +89,120 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         return self.directory / f"global_step_{step}"
 
-    async def save(self, state: TrainerState, save_ranks: Callable[[Path], Awaitable[object]]) -> int:
-        """Write a whole checkpoint and drop the ones beyond `keep`; the step up to which acks are now final.
-
-        `save_ranks` puts a directory per model into the one it is given.
-
-        An error on the way (disk full) leaves the earlier checkpoints as they were.
-        """
-        draft = self.directory / f".global_step_{state.step}.draft"
-        shutil.rmtree(draft, ignore_errors=True)
+    def draft(self, step: int) -> Path:
+        """A directory to put a directory per model into; then `seal` or `discard` it."""
+        draft = self.directory / f".global_step_{step}.draft"
+        self.discard(draft)
         draft.mkdir(parents=True, mode=0o700)
+        return draft
+
+    def discard(self, draft: Path) -> None:
+        shutil.rmtree(draft, ignore_errors=True)
+
+    def clean(self) -> None:
+        """Remove what killed processes left half written or half removed."""
+        for path in self.directory.glob(".global_step_*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    async def seal(self, draft: Path, state: TrainerState, config: str = "") -> int:
+        """The draft is whole: make it the checkpoint of its step and drop the ones beyond `keep`; the step up to which
+        acks are now final. An error on the way (disk full) leaves the earlier checkpoints as they were."""
+        await self._call(lambda: self._seal(draft, state, config))
+        steps = self.steps()
+        self.removed = self._beyond(steps)
+        for step in self.removed:
+            await self._call(lambda step=step: self._remove(step))
+        return steps[-1]
+
+    async def save(self, state: TrainerState, save_ranks: Callable[[Path], Awaitable[object]]) -> int:
+        """`draft`, `save_ranks` into it, `seal`."""
+        draft = self.draft(state.step)
         try:
             await save_ranks(draft)
-            (draft / "trainer.json").write_text(json.dumps(asdict(state)))
-            _seal(draft, state.step)
-            target = self.path(state.step)
-            shutil.rmtree(target, ignore_errors=True)
-            os.rename(draft, target)
-            _sync(self.directory)
+            return await self.seal(draft, state)
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
+            self.discard(draft)
             raise
-        steps = self.steps()
-        self.removed = steps[: -self._keep] if self._keep else []
-        for step in self.removed:
-            shutil.rmtree(self.path(step))
-        return steps[-1]
+
+    async def verified(self, step: int) -> TrainerState:
+        """`load`, beside other work."""
+        return await self._call(lambda: self.load(step))
 
     def load(self, step: int) -> TrainerState:
         """The trainer's part, once every file is known to be there, listed and unchanged. Raises CheckpointError."""
         path = self.path(step)
         try:
+            there = _files(path)
             manifest = msgspec.convert(json.loads((path / MANIFEST).read_text()), _Manifest)
             state = TrainerState(**json.loads((path / "trainer.json").read_text()))
             restored = msgspec.convert(asdict(state), TrainerState)  # the types of its values
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
-                f"checkpoint {path} cannot be read: {type(error).__name__}: {error}. {_REMEDY}"
+                f"checkpoint {path} cannot be read: {type(error).__name__}: {error}. {REMEDY}"
             ) from error
         if manifest.format != FORMAT or not manifest.step == restored.step == step:
-            raise CheckpointError(f"checkpoint {path} has format {manifest.format}, step {manifest.step}. {_REMEDY}")
-        there = _files(path)
+            raise CheckpointError(f"checkpoint {path} has format {manifest.format}, step {manifest.step}. {REMEDY}")
         if unlisted := sorted(there - manifest.files.keys() - {MANIFEST}):
-            raise CheckpointError(f"checkpoint {path} is damaged: {unlisted[0]} is not in {MANIFEST}. {_REMEDY}")
-        for name, expected in manifest.files.items():
-            if name not in there or _digest(path / name) != expected:
-                raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or has changed. {_REMEDY}")
+            raise CheckpointError(f"checkpoint {path} is damaged: {unlisted[0]} is not in {MANIFEST}. {REMEDY}")
+        listed = sorted(manifest.files)
+        found = _digests(path, [name for name in listed if name in there])
+        for name in listed:
+            if found.get(name) != manifest.files[name]:
+                raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or has changed. {REMEDY}")
         return restored
 
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.to_thread(function) if self._in_thread else function()
 
-_REMEDY = "Bring it back from a copy, or start anew with trainer.resume_mode=disable"
+    def _seal(self, draft: Path, state: TrainerState, config: str) -> None:
+        (draft / "trainer.json").write_text(json.dumps(asdict(state)))
+        if config:
+            (draft / "config.yaml").write_text(config)
+        names = sorted(_files(draft))
+        for name in names:
+            _sync(draft / name)
+        manifest = draft / MANIFEST
+        content = {"format": FORMAT, "step": state.step, "files": _digests(draft, names)}
+        manifest.write_text(json.dumps(content, indent=1))
+        _sync(manifest)
+        for directory in {draft, *((draft / name).parent for name in names)}:
+            _sync(directory)
+        target = self.path(state.step)
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(draft, target)
+        _sync(self.directory)
+
+    def _beyond(self, steps: list[int]) -> list[int]:
+        """The older ones that nothing asks to keep."""
+        old = steps[: -self._keep] if self._keep else []
+        return [step for step in old if not self._keep_every or step % self._keep_every]
+
+    def _remove(self, step: int) -> None:
+        """By a rename first: a kill on the way leaves nothing that looks like a checkpoint."""
+        away = self.directory / f".global_step_{step}.removed"
+        os.rename(self.path(step), away)
+        shutil.rmtree(away)
 
 
-def _seal(draft: Path, step: int) -> None:
-    files: dict[str, dict[str, int | str]] = {}
-    for name in sorted(_files(draft)):
-        _sync(draft / name)
-        files[name] = _digest(draft / name)
-    manifest = draft / MANIFEST
-    manifest.write_text(json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1))
-    _sync(manifest)
-    _sync(draft)
+REMEDY = "Bring it back from a copy, or start anew with trainer.resume_mode=disable"
 
 
 def _files(directory: Path) -> set[str]:
-    return {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
+    """Raises ValueError for what is neither a plain file nor a directory: a link, a pipe."""
+    found = set()
+    for path in directory.rglob("*"):
+        name = str(path.relative_to(directory))
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{name} is {'a link' if path.is_symlink() else 'no plain file'}")
+        if path.is_file():
+            found.add(name)
+    return found
+
+
+def _digests(directory: Path, names: Iterable[str]) -> dict[str, dict[str, int | str]]:
+    names = list(names)
+    with ThreadPoolExecutor(max(1, min(HASHERS, os.cpu_count() or 1, len(names)))) as pool:
+        return dict(zip(names, pool.map(lambda name: _digest(directory / name), names), strict=True))
 
 
 def _digest(file: Path) -> dict[str, int | str]:

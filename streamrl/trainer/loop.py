@@ -16,20 +16,20 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
-from pathlib import Path
 from statistics import mean
 from typing import TypeVar
 
 from agent_loop.rows import TEACHER_FIELD
 from streamrl.data import training_steps
 from streamrl.monitor.summary import Status
-from streamrl.trainer.batch_log import BatchLog, last_committed
-from streamrl.trainer.checkpoint import CheckpointError, CheckpointStore, TrainerState
+from streamrl.trainer.batch_log import BatchLog
+from streamrl.trainer.checkpoint import TrainerState
 from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
 from streamrl.trainer.samples import Samples
+from streamrl.trainer.saving import Saver
 from streamrl.trainer.scores import score_metrics
 from streamrl.trainer.selection import Selection, custom_sampler
 from streamrl.trainer.staleness import Drop, Measured, oldest_version
@@ -62,6 +62,8 @@ class Trainer(ABC):
     that counts; `version` is published before any group of the step is acked.
     """
 
+    repeats = False
+    """Whether a resume does again what was done after the checkpoint, so that whole groups stay (deterministic)."""
     validates_beside = False
     """Whether a validation that is due during training goes on beside it, or stops it."""
     in_order = False
@@ -74,16 +76,15 @@ class Trainer(ABC):
         self.step = 0
         self.groups_per_step = config.data.train_batch_size
         self.mini_batch = min(config.actor_rollout_ref.actor.ppo_mini_batch_size, self.groups_per_step)
-        self.checkpoints = CheckpointStore(parts.run.checkpoints, keep=config.trainer.max_actor_ckpt_to_keep)
         self.report = Reporter(parts, PARTITION)
         self.update = Update(config, parts.actor, parts.critic, parts.events, PARTITION)
         self.samples = Samples(config, parts.actor)
         self.stop = asyncio.Event()
         self._batch_log = BatchLog(parts.run.batches)
+        self.saver = Saver(parts, PARTITION, self._batch_log, self.report, self.update.kl)
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
         self._to_cancel: asyncio.Queue[list[str]] = asyncio.Queue()
         self._credit = 0
-        self._saved_step = 0
         self.buffer = ReplayBuffer(
             parts.queue, PARTITION, selection=self._selection(), events=parts.events, per_step=self.groups_per_step,
             in_order=self.in_order,
@@ -165,11 +166,13 @@ class Trainer(ABC):
                     background.create_task(self._admit_lost_prompts(), name="lost prompts"),
                     background.create_task(self._cancel_in_flight(), name="cancelled"),
                     background.create_task(self.parts.actor.watch(), name="ranks"),
+                    background.create_task(self.saver.watch(), name="checkpoints"),
                 ]
                 status = await self._run_until_stopped()
                 for task in tasks:
                     task.cancel()
         finally:
+            await self.saver.close()
             await self.validations.close()
             await self.buffer.close()
             self._batch_log.close()
@@ -181,8 +184,9 @@ class Trainer(ABC):
             await self._run_steps()
         except Stopped:
             self.report.stopping()
-            if self.step > self._saved_step:
+            if self.step > self.saver.saved_step:
                 await self._checkpoint()
+            await self.saver.finish()
             return "interrupted"
         return "finished"
 
@@ -204,9 +208,10 @@ class Trainer(ABC):
             self.validations.check()
             if self._due(trainer.save_freq):
                 await self._checkpoint()
-        if self._saved_step < self.step:  # whatever save_freq is, the trained weights are kept
+        if self.saver.saved_step < self.step:  # whatever save_freq is, the trained weights are kept
             await self._checkpoint()
         await self.validations.in_place("after", self.step)
+        await self.saver.finish()
 
     async def train_step(self) -> None:
         """One step: its mini-batches, one new version, one line of metrics."""
@@ -267,9 +272,9 @@ class Trainer(ABC):
         tasks = [TASKS[0], SCORED] if self.config.distillation.on_servers else TASKS
         self._credit = self.max_outstanding
         await queue.open_partition(PARTITION, tasks=tasks, max_groups=self._credit)
-        state = await self._restore() if self.parts.run.resumed else TrainerState(0, 0)
-        restored = await queue.open_trainer(PARTITION, state.step)
-        self.step = self._saved_step = state.step
+        state = await self.saver.restore() if self.parts.run.resumed else TrainerState(0, 0)
+        restored = await queue.open_trainer(PARTITION, state.step, repeats=self.repeats)
+        self.step = state.step
         self.feeder.next_order = max(restored.next_order, state.next_order)
         self.feeder.allow(0)  # no prompts for training before it begins
         await self._publish(self.version)
@@ -290,48 +295,8 @@ class Trainer(ABC):
             await self.parts.queue.drop(PARTITION, done, "trained before the checkpoint")
         await self.feeder.admit_orders([order for order in state.outstanding if order >= known])
 
-    async def _restore(self) -> TrainerState:
-        steps = self.checkpoints.steps()
-        state = TrainerState(0, 0)
-        committed = last_committed(self.parts.run.batches)
-        if committed > (steps[-1] if steps else 0):
-            raise CheckpointError(
-                f"{self.checkpoints.directory} has no checkpoint of step {committed} or later, and the rows of those "
-                "steps were given up; bring it back from a copy, or start anew with trainer.resume_mode=disable"
-            )
-        if steps:
-            state = self.checkpoints.load(steps[-1])
-            saved = self.checkpoints.path(state.step)
-            await self.parts.actor.load_checkpoint(str(saved / "actor"))
-            if self.parts.critic is not None:
-                await self.parts.critic.load_checkpoint(str(saved / "critic"))
-            if state.kl:
-                self.update.kl.load(state.kl)
-        self._batch_log.resumed(state.step)
-        log.info("resuming %s at step %d", self.parts.run.path, state.step)
-        return state
-
     async def _checkpoint(self) -> None:
-        with self.parts.events.span("checkpoint", step=self.step):
-            stats = (await self.parts.queue.stats(orders=True)).partitions[PARTITION]
-            state = TrainerState(
-                self.step,
-                stats.next_order,
-                stats.outstanding,
-                dict(self.validations.means),
-                self.update.kl.state(),
-            )
-
-            async def save(directory: Path) -> None:
-                await self.parts.actor.save_checkpoint(str(directory / "actor"))
-                if self.parts.critic is not None:
-                    await self.parts.critic.save_checkpoint(str(directory / "critic"))
-
-            final = await self.checkpoints.save(state, save)
-            self._batch_log.committed(final)
-            await self.parts.queue.commit_step(PARTITION, final)
-            self.report.saved(self.step, self.checkpoints.removed)
-            self._saved_step = self.step
+        await self.saver.save(self.step, self.validations.means)
 
     # --- small things -------------------------------------------------------------------------------------------
 

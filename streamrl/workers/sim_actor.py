@@ -36,6 +36,8 @@ class SimTiming:
     per_token: float = 1e-5
     """Of forward and backward; a forward alone takes a third."""
     publish: float = 0.02
+    save: float = 0.0
+    """Of writing a checkpoint."""
 
 
 class SimActorWorker(Worker):
@@ -49,6 +51,7 @@ class SimActorWorker(Worker):
         self._tokenizer_path = tokenizer_path
         self._timing, self._queue, self._sleep = timing, queue, sleep
         self._digest = hashlib.sha256(b"base").hexdigest()
+        self._held: tuple[Path, str] | None = None
 
     @register(Dispatch.RANK_ZERO)
     async def init_model(self) -> dict[str, Any]:
@@ -111,10 +114,24 @@ class SimActorWorker(Worker):
         return self._digest
 
     @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, directory: str) -> None:
-        path = Path(directory)
+    async def save_checkpoint(self, directory: str, background: bool = False) -> None:
+        self._held = Path(directory), self._digest
+        if not background:
+            await self._write()
+
+    @register(Dispatch.ONE_TO_ALL, beside=True)
+    async def checkpoint_written(self) -> None:
+        await self._write()
+
+    async def _write(self) -> None:
+        """Half of it, the rest a while later, as a real one takes its time."""
+        assert self._held is not None
+        path, digest = self._held
+        text = json.dumps({"digest": digest})
         path.mkdir(parents=True, exist_ok=True)
-        (path / "state.json").write_text(json.dumps({"digest": self._digest}))
+        (path / "state.json").write_text(text[: len(text) // 2])
+        await self._sleep(self._timing.save)
+        (path / "state.json").write_text(text)
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, directory: str) -> None:

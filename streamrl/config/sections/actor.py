@@ -102,6 +102,8 @@ class SimActorConfig:
     token_seconds: NonNegativeFloat = 1e-5
     """Of forward and backward, per token."""
     publish_seconds: NonNegativeFloat = 0.02
+    save_seconds: NonNegativeFloat = 0.0
+    """Of writing a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,10 @@ class CheckpointConfig:
     save_contents: tuple[Literal["model", "optimizer", "extra", "hf_model"], ...] = ("model", "optimizer", "extra")
     """With hf_model each checkpoint also holds actor/huggingface, which transformers opens (`streamrl export` makes one
     later). The others are always saved, since a resume needs them."""
+    async_save: bool = False
+    """The ranks (the critic's too) copy what they save to host memory and write it while the training goes on; this
+    takes as much host memory as weights and optimizer together. The checkpoint counts when all of it is on disk; the
+    next one waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,12 +85,13 @@ class TrainerConfig:
     """Steps between checkpoints; -1: none."""
     max_actor_ckpt_to_keep: PositiveInt | None = 1
     """Checkpoints that stay when a new one is written; null: all. A resume goes on from the newest."""
+    ckpt_keep_interval: PositiveInt | None = None
+    """Those of steps that are a multiple of it stay besides, for good."""
     test_freq: EveryOrNever = -1
     """Steps between validations; -1: only before and after."""
     val_before_train: bool = True
     val_only: bool = False
-    """Validate and end: nothing is trained. With resume_mode=resume_path the weights are those of that run's newest
-    checkpoint."""
+    """Validate actor_rollout_ref.model.path in a run of its own, and end (of a checkpoint: `streamrl export` first)."""
     rollout_data_dir: str | None = None
     """A directory for what the model said: <step>.jsonl with input, output, gts, score, step and what else the reward
     returned, of each row that was trained."""
@@ -112,7 +113,16 @@ class TrainerConfig:
     replay: str | None = None
     """A run directory with recorded trajectories: its steps are trained again, without agents, servers, validation."""
     seed: Seed = 42
+    deterministic: bool = False
+    """The same weights and metrics, bit for bit, for any number of LLM servers and agent workers and after any kill:
+    batches are of fixed prompts, sampled to their last token by the version num_warmup_batches before (docs/async.md).
+    Servers are slower for it, and rewards, tools and agents must not depend on time or chance of their own."""
     logger: tuple[str, ...] = ("console",)
     """Where metrics go besides metrics.jsonl ("file"), which every run writes: console (the terminal view),
     tensorboard, wandb, mlflow, trackio, swanlab, or a class of yours, path/to/file.py:Class (docs/metrics.md)."""
     v1: V1Config = field(default_factory=V1Config)
+
+    @property
+    def lag(self) -> int:
+        """In deterministic mode: steps between the weights that sample a batch and those that are trained on it."""
+        return round(self.v1.separate_async.num_warmup_batches) if self.v1.trainer_mode == "separate_async" else 0

@@ -1,0 +1,177 @@
+"""When a run's checkpoints are written, what is in them, and how the run goes on from the newest.
+
+    after step k:  look at the queue ─► the ranks copy (async_save) or write ─► training goes on
+                                            └► all is on disk ─► manifest, rename ─► batch log ─► acks up to k final
+
+The order is what makes a kill harmless at any point. Until the rename, a resume finds the checkpoint before, and the
+queue still has all rows acked since. After it, a resume finds this one, and rows acked up to k stay acked, whether or
+not the queue was told that they are final. The batch log says that they are given up before they are: from then on an
+older checkpoint is refused, since their prompts would be lost.
+
+A save that fails (disk full, a rank that cannot write) ends the run, also one in the background: its directory goes,
+the checkpoint before stays as it was, and the same command goes on from there. A run that went on would lose more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from streamrl.config import to_yaml
+from streamrl.errors import UserError
+from streamrl.single_controller.errors import WorkerFailed
+from streamrl.trainer.batch_log import BatchLog, last_committed, other_lineage
+from streamrl.trainer.checkpoint import REMEDY, CheckpointError, CheckpointStore, TrainerState
+from streamrl.trainer.parts import Parts
+from streamrl.trainer.report import Reporter
+
+log = logging.getLogger(__name__)
+
+WRITE_SECONDS = 3600.0
+"""For the ranks to write in the background what they copied."""
+
+
+class KLState(Protocol):
+    """Of the KL penalty's coefficient."""
+
+    def state(self) -> dict[str, float]: ...
+    def load(self, state: dict[str, float]) -> None: ...
+
+
+class Saver:
+    """Consumes: the state after a step. Produces: checkpoints. A second save waits until the first is sealed.
+
+    Invariants: at most one save is under way; acks become final only up to a step whose checkpoint is sealed.
+    """
+
+    def __init__(self, parts: Parts, partition: str, batch_log: BatchLog, report: Reporter, kl: KLState) -> None:
+        self.more: dict[str, Any] = {}
+        """What else has a part in a checkpoint, by its directory there, with the methods of a worker group."""
+        trainer, actor = parts.config.trainer, parts.config.actor_rollout_ref.actor
+        self._parts, self._partition, self._batch_log, self._report, self._kl = parts, partition, batch_log, report, kl
+        self._background = actor.checkpoint.async_save
+        self.store = CheckpointStore(
+            parts.run.checkpoints, keep=trainer.max_actor_ckpt_to_keep, keep_every=trainer.ckpt_keep_interval,
+            in_thread=actor.strategy != "sim",  # nothing large there, and maybe a virtual clock
+        )  # fmt: skip
+        self.saved_step = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._failed = asyncio.Event()
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    async def save(self, step: int, validation: dict[str, dict[str, float]]) -> None:
+        """The checkpoint of `step`, the last one trained. With async_save it returns when the ranks have copies."""
+        with self._parts.events.span("checkpoint", step=step):
+            await self.finish()
+            stats = (await self._parts.queue.stats(orders=True)).partitions[self._partition]
+            state = TrainerState(
+                step, stats.next_order, stats.outstanding, dict(validation), self._kl.state(), self._batch_log.lineage
+            )
+            draft = self.store.draft(step)
+            try:
+                for role, group in self._roles().items():
+                    await group.save_checkpoint(str(draft / role), background=self._background)
+            except BaseException:
+                self.store.discard(draft)
+                raise
+            self.saved_step = step
+            self._writing = asyncio.create_task(self._write(draft, state), name=f"checkpoint of step {step}")
+            if not self._background:
+                await self.finish()
+
+    async def finish(self) -> None:
+        """Wait until the save under way is sealed. Raises what kept it from that."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+
+    async def watch(self) -> NoReturn:
+        """Wait for a save in the background that fails; raises its error."""
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
+    async def close(self) -> None:
+        """A save under way is given up: the run has failed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write(self, draft: Path, state: TrainerState) -> None:
+        try:
+            if self._background:
+                for group in self._roles().values():
+                    await group.checkpoint_written(timeout=WRITE_SECONDS)
+            final = await self.store.seal(draft, state, to_yaml(self._parts.config))
+            self._batch_log.committed(final)
+            await self._parts.queue.commit_step(self._partition, final)
+            self._report.saved(state.step, self.store.removed)
+        except BaseException as error:
+            self.store.discard(draft)
+            if self._background and isinstance(error, Exception):
+                log.error("the checkpoint of step %d could not be written: %s", state.step, error)
+                self._failure = error
+                self._failed.set()
+            raise
+
+    def _roles(self) -> dict[str, Any]:
+        """What has a part in a checkpoint, by its directory there."""
+        roles = {"actor": self._parts.actor, "critic": self._parts.critic}
+        return {role: group for role, group in roles.items() if group is not None} | self.more
+
+    # --- going on -----------------------------------------------------------------------------------------------
+
+    async def restore(self) -> TrainerState:
+        """Of the newest checkpoint, with which the ranks are loaded; step 0 if there is none yet.
+
+        Raises CheckpointError for one that is damaged, of another run or model, or older than what was given up.
+        """
+        run = self._parts.run
+        self.store.clean()
+        steps = self.store.steps()
+        state = TrainerState(0, 0)
+        committed = last_committed(run.batches)
+        if committed > (steps[-1] if steps else 0):
+            raise CheckpointError(
+                f"{self.store.directory} has no checkpoint of step {committed} or later, and the rows of those "
+                "steps were given up; bring it back from a copy, or start anew with trainer.resume_mode=disable"
+            )
+        if steps:
+            state = await self.store.verified(steps[-1])
+            path = self.store.path(state.step)
+            if other := other_lineage(run.batches, state.step, state.lineage):
+                raise CheckpointError(
+                    f"checkpoint {path} is of lineage {state.lineage}, and {run.batches} knows step {state.step} as of "
+                    f"lineage {other}: it is of another run, or of steps that a resume has undone. {REMEDY}"
+                )
+            await self._load(path)
+            if state.kl:
+                self._kl.load(state.kl)
+        self.saved_step = state.step
+        self._batch_log.resumed(state.step)
+        run.adopt(to_yaml(self._parts.config))
+        log.info("resuming %s at step %d", run.path, state.step)
+        return state
+
+    async def _load(self, path: Path) -> None:
+        roles = self._roles()
+        for role in ("actor", "critic"):
+            if (path / role).is_dir() != (role in roles):
+                has, needs = ("no ", "has one") if role in roles else ("the state of a ", "has none")
+                raise CheckpointError(
+                    f"checkpoint {path} holds {has}{role}, and this run {needs}: algorithm.adv_estimator or "
+                    f"critic.enable differs. {REMEDY}"
+                )
+        for role, group in roles.items():
+            try:
+                await group.load_checkpoint(str(path / role))
+            except WorkerFailed as error:
+                cause = getattr(error.__cause__, "cause", None) or error.__cause__
+                if isinstance(cause, UserError):
+                    raise CheckpointError(f"checkpoint {path} does not fit this run: {cause}. {REMEDY}") from error
+                raise
