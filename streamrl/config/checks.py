@@ -111,6 +111,13 @@ def _lengths(config: StreamRLConfig) -> Iterator[str]:
 
 
 def _validation(config: StreamRLConfig) -> Iterator[str]:
+    trainer = config.trainer
+    if trainer.val_only and (trainer.replay or trainer.resume_mode == "resume_path"):
+        yield (
+            "trainer.val_only=true validates a model in a run of its own, and goes on with no other; leave out "
+            "trainer.replay and resume_from_path. For a checkpoint: streamrl export RUN DIRECTORY, then "
+            "actor_rollout_ref.model.path=DIRECTORY"
+        )
     asked, key = config.actor_rollout_ref.rollout.val_kwargs, f"{ROLLOUT}.val_kwargs"
     if asked.temperature is None:
         return
@@ -144,7 +151,9 @@ def _datasets(config: StreamRLConfig) -> Iterator[str]:
     data, trainer = config.data, config.trainer
     if not data.train_files and not data.custom_cls.path:
         yield "data.train_files is not set; name files (jsonl, parquet, ...), or start with experiment=calculator"
-    if not data.val_files and (trainer.val_before_train or trainer.test_freq > 0):
+    if not data.val_files and trainer.val_only:
+        yield "data.val_files is not set, and trainer.val_only=true does nothing but validate on them; name files"
+    elif not data.val_files and (trainer.val_before_train or trainer.test_freq > 0):
         yield "data.val_files is not set; name files, or set trainer.val_before_train=false and trainer.test_freq=-1"
     if data.custom_cls.path:  # its files are its own business
         if not data.custom_cls.name:
