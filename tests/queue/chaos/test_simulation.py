@@ -10,8 +10,11 @@ from collections import Counter
 
 import pytest
 
+from tests.queue.chaos import world
 from tests.queue.chaos.simulate import NOT_HERE, Outcome, simulate
+from transfer_queue.controller import recalling
 from transfer_queue.failpoints import FAILPOINTS
+from transfer_queue.net.messages import GiveBack
 
 FIRST = int(os.environ.get("CHAOS_FIRST", "1000"))
 
@@ -25,6 +28,20 @@ def test_whatever_dies_nothing_is_lost_done_twice_or_corrupt() -> None:
 def test_what_is_lost_with_a_storage_unit_is_generated_again_and_what_was_trained_stays_so() -> None:
     outcomes = [simulate(seed, lose_every=6.0) for seed in range(10)]
     assert sum(outcome.losses for outcome in outcomes) >= 20
+
+
+def test_whatever_dies_nothing_is_lost_when_memory_is_so_short_that_writers_give_segments_back(monkeypatch) -> None:
+    asked: list[list[int]] = []
+
+    def give_back(segments: list[int]) -> GiveBack:
+        asked.append(segments)
+        return GiveBack(segments)
+
+    monkeypatch.setattr(recalling, "GiveBack", give_back)
+    monkeypatch.setattr(world, "BUDGET", 4 * world.SEGMENT)
+    for seed in range(10):
+        simulate(seed)
+    assert len(asked) >= 10
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
