@@ -241,16 +241,22 @@ class Overlap:
             generation_stalled=total.stalled,
             generation_idle=max(0.0, total.seconds - total.busy - total.stalled),
             efficiency=total.mean().efficiency,
-            steady_efficiency=self._steady(),
+            steady_efficiency=self._steady_efficiency(),
         )
 
-    def _steady(self) -> float:
-        skip = max(0, min(WARMUP_STEPS, self._all.steps // 3) - (self._all.steps - len(self._recent)))
-        recent = list(self._recent)[skip:]
-        if not recent:
-            return 0.0
+    @property
+    def steady(self) -> StepOverlap:
+        """The account of the mean of the last steps after warm-up; their median step is in `run.steady_efficiency`."""
         sums = _Sums()
-        for record, train, lost in recent:
+        for record, train, lost in self._after_warmup():
             sums.add(record, train, lost)
-        median = statistics.median(record.end - record.start for record, _, _ in recent)
-        return sums.mean().bound / median if median > 0 else 0.0
+        return sums.mean()
+
+    def _after_warmup(self) -> list[tuple[StepRecord, float, dict[Cause, float]]]:
+        skip = max(0, min(WARMUP_STEPS, self._all.steps // 3) - (self._all.steps - len(self._recent)))
+        return list(self._recent)[skip:]
+
+    def _steady_efficiency(self) -> float:
+        seconds = [record.end - record.start for record, _, _ in self._after_warmup()]
+        median = statistics.median(seconds) if seconds else 0.0
+        return self.steady.bound / median if median > 0 else 0.0

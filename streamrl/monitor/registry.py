@@ -98,6 +98,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step(f"training/off_policy/trajectory_spans/{_STATS}", "versions", "Weight versions within one row, less one."),
     _step("training/off_policy/evicted_samples", "groups", "Groups dropped for age in this step."),
     _step(f"training/off_policy/token_staleness/{_STATS}", "versions", "Age of a sampled token.", ""),
+    _step("training/off_policy/token_staleness_trained/max", "versions", "Of the oldest token in the loss.", ""),
     _step("training/off_policy/masked_ratio", "share", "Sampled tokens left out of the loss for age.", ""),
     _step("training/rollout_probs_diff_{valid,max,mean,std}", "", "Rollout against training probabilities, per token."),
     _step("training/rollout_actor_probs_pearson_corr", "", "Correlation of rollout and training probabilities."),

@@ -106,5 +106,9 @@ def mask_metrics(
         flat = np.concatenate(ages) if ages else np.zeros(0, np.int64)
         found["training/off_policy/token_staleness/mean"] = Mean(float(flat.sum()), float(flat.size))
         found["training/off_policy/token_staleness/max"] = Peak(float(flat.max(initial=0)))
+        counted = [
+            token_age(v, int(info["version"]))[m > 0].max(initial=0) for v, m in zip(versions, loss, strict=True)
+        ]
+        found["training/off_policy/token_staleness_trained/max"] = Peak(float(max(counted, default=0)))
         found["training/off_policy/masked_ratio"] = Mean(float((flat > int(info["max_age"])).sum()), float(flat.size))
     return found

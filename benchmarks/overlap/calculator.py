@@ -1,29 +1,19 @@
-"""The calculator job by mode and seed: does it learn, how much time does overlap save, what does staleness cost.
-
-    python -m benchmarks.overlap --json overlap.json            # about 25 minutes on two cores
-    python -m benchmarks.overlap --part learning --seeds 2
-
-learning   `separate_async` on each seed: accuracy before and after, seconds of training
-speed      `sync` and `separate_async` in turns on the same seeds: ratio of the training times, accuracy of both
-stress     lr 1e-3, constant: every token three versions old, against `sync` at the same rate; and the same without the
-           safeguards, which shows that the test discriminates (it is reported, not a bar)
-waiting    what the trainer's process costs while nothing is ready: the tool takes 20 s, CPU seconds of 10 of them
-"""
+"""The calculator job by mode and seed: does it learn, how much time does overlap save, what does staleness cost."""
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 
 import psutil
 
-from benchmarks.bars import Bar, report
+from benchmarks.bars import Bar
 from streamrl.monitor.events import read_events
 from streamrl.monitor.summary import Summary, read_summary
 
@@ -150,13 +140,9 @@ def _trainer_that_waits(run: Path, process: subprocess.Popen) -> int:
     raise RuntimeError(f"{run}: the job did not begin to train within 120 s")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this one (may be repeated)")
-    parser.add_argument("--seeds", type=int, default=5)
-    options = parser.parse_args()
-    parts, seeds = options.part or PARTS, range(1, options.seeds + 1)
+def measure(parts: Sequence[str], count: int) -> list[Bar]:
+    """`parts` of PARTS, over `count` seeds."""
+    seeds = range(1, count + 1)
     bars: list[Bar] = []
     runs = {seed: train(seed) for seed in seeds} if {"learning", "speed"} & set(parts) else {}
     if "learning" in parts:
@@ -167,8 +153,4 @@ def main() -> int:
         bars += stress(seeds)
     if "waiting" in parts:
         bars += waiting()
-    return report(bars, options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return bars
