@@ -73,7 +73,7 @@ class SimTransport(SocketTransport):
 class Elsewhere:
     """The bulk connection to a unit whose directory is gone: once it is started anew, it knows no old segment."""
 
-    def __init__(self, endpoint: str, key: str, *, name: str) -> None:
+    def __init__(self, endpoint: str, key: str, *, name: str, check_open: Any = None) -> None:
         pass
 
     async def read(self, segment: int, offset: int, nbytes: int) -> Any:
