@@ -83,10 +83,11 @@ class World:
         assert self.ask(client, m.SegmentRequest(100, wait, [], partition)) is None
         return self.ticket
 
-    def writer(self, name: str, nbytes: int = 0) -> int:
+    def writer(self, name: str, nbytes: int = 0, partition: str = "p") -> int:
         """Somebody who has a segment, and a row of so many bytes in it."""
         self.ask(name, m.Hello(m.VERSION, "", "", name))
-        segment = self.ask(name, m.SegmentRequest(100)).segments[0].segment
+        assert self.ask(name, m.SegmentRequest(100, 1.0, [], partition)) is not None
+        segment = self.answers[self.ticket].segments[0].segment
         if nbytes:
             self.write(name, segment, nbytes)
         return segment
@@ -155,6 +156,17 @@ def test_nobody_is_asked_any_more_when_nobody_waits_and_who_waits_in_vain_is_tol
     )  # fmt: skip
     assert world.after(10.0) == []
     assert world.core.next_deadline() is None
+
+
+def test_who_waits_for_the_disk_gets_back_what_is_on_the_disk():
+    world = World(segments=4, disk=2)
+    world.writer("memory")
+    world.ask("memory", m.OpenPartition("durable", durability="journal"))
+    segments = [world.writer(name, partition="durable") for name in "ab"]
+    waiting = world.wait(partition="durable")
+    assert world.after(0.0) == [("a", segments[:1])]
+    world.ask("a", m.Seal(segments[:1], "durable"))
+    assert isinstance(world.answers[waiting], m.Granted)
 
 
 def test_what_others_write_cannot_be_sealed():
