@@ -9,6 +9,7 @@ produces     pushes GiveBack to writers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 
 from transfer_queue.controller.compaction import is_thin
 from transfer_queue.controller.grants import SegmentGrants
@@ -31,7 +32,7 @@ class Recalling:
       go to disk. One that is well filled stays with its writer, who can use the rest.
     - Those to which nobody has written for longest come first, and no more than are needed; twice as many each time
       that this was not enough, since writers may be stopped, or busy for long.
-    - A writer is asked once in AGAIN seconds at most, and all of them in ROUND.
+    - A writer is asked once in AGAIN seconds at most; as long as somebody waits, others are asked once in ROUND.
     """
 
     def __init__(self, grants: SegmentGrants, use: Mapping[int, SegmentUse], push: Callable[[str, Push], None]) -> None:
@@ -40,7 +41,7 @@ class Recalling:
         self._push = push
         self._asked: dict[str, float] = {}  # writer -> when it may be asked again
         self._factor = 1
-        self._rest = 0.0  # nobody is asked before
+        self._rest = -inf  # nobody is asked before
         self._due: float | None = None
 
     def next_due(self) -> float | None:
@@ -50,7 +51,7 @@ class Recalling:
     def plan(self, memory: int, disk: int, now: float) -> None:
         """Ask for so many bytes back, in memory and on disk, as far as that is due."""
         if not memory and not disk:
-            self._factor, self._due = 1, None
+            self._factor, self._rest, self._due = 1, -inf, None
         elif now < self._rest:
             self._due = self._rest
         else:
@@ -62,6 +63,8 @@ class Recalling:
         chosen: dict[str, list[int]] = {}
         waits: list[float] = []
         for entry in self._grants.being_written():
+            if max(missing.values()) <= 0:
+                break
             segment, writer = entry.segment, entry.writer
             durable = is_durable(segment.segment)
             gain = self._gain(segment) if missing[durable] > 0 else 0
