@@ -38,12 +38,19 @@ SAMPLED_SESSIONS = "sampled_sessions"
 """In a group's tag: how many of its sessions are sampled as configured; those after them are greedy (a baseline for the
 others: ReMax)."""
 
+SEEDED_AS = "seeded_as"
+"""In a group's tag: what its seeds derive from in place of its uid, where that is another after a restart."""
+
 TELLS_ALL = "tells_all"
 """In a group's tag: that its rows tell the trainer every number the reward returned, and which answers are the same."""
 
 MAX_REASON = 500
 """Characters of a failure's reason that the queue keeps."""
 
+
+SAMPLED = "generated_tokens"
+MORE = ("teacher_seconds", "teacher_queue_seconds", "tool_calls")
+"""Of a session's metrics: what its span tells of where it is."""
 
 MAX_KINDS = 100
 """Kinds of failure that are told apart."""
@@ -93,7 +100,12 @@ class SessionRunner:
         """`tag` is the group's: it may set temperature, greedy, top_p, top_k and weight_version."""
         ctx = self._context(tag, partition, uid, session)
         begun = ctx.clock()
-        outcome = await self._outcome(loop, prompt, ctx, uid, session, tells_all=bool(tag.get(TELLS_ALL)))
+        try:
+            outcome = await self._outcome(loop, prompt, ctx, uid, session, tells_all=bool(tag.get(TELLS_ALL)))
+        except asyncio.CancelledError:  # what it sampled is waste, and is told
+            told = {"status": "interrupted", "reason": "cancelled", "tokens": int(ctx.metrics.get(SAMPLED, 0))}
+            self.on_span("session", begun, ctx.clock(), partition=partition, uid=uid, session=session, **told)
+            raise
         if self.teacher is not None and partition in self.teacher.partitions and isinstance(outcome, SessionRows):
             outcome = await self._taught(self.teacher, outcome, ctx)
         self._report(outcome, ctx, begun, partition=partition, uid=uid, session=session)
@@ -111,7 +123,7 @@ class SessionRunner:
             sampling=session_sampling(self.sampling, tag, session, self.chat),
             budgets=self.budgets,
             session=f"{partition}/{uid}_{session}",
-            seed=derive_seed(self.seed, uid, session),
+            seed=derive_seed(self.seed, tag.get(SEEDED_AS, uid), session),
             tools=self.tools,
             metrics=metrics,
             on_span=on_span,
@@ -189,9 +201,9 @@ class SessionRunner:
         self, outcome: SessionRows | Failed | Interrupted, ctx: AgentContext, begun: float, **labels: Any
     ) -> None:
         fields: dict[str, Any] = {
-            "tokens": int(ctx.metrics.get("generated_tokens", 0)),
+            "tokens": int(ctx.metrics.get(SAMPLED, 0)),
             **{name: ctx.metrics.get(name, 0.0) for name in ("engine_seconds", "queue_seconds", "tool_seconds")},
-            **{name: ctx.metrics[name] for name in ("teacher_seconds", "teacher_queue_seconds") if name in ctx.metrics},
+            **{name: ctx.metrics[name] for name in MORE if name in ctx.metrics},
         }
         match outcome:
             case SessionRows():

@@ -8,6 +8,7 @@ from streamrl.monitor.summary import Groups, Status, Summary, write_summary
 from streamrl.recording.replay import replay_trainer
 from streamrl.runtime.failures import explained
 from streamrl.runtime.run_dir import resumable
+from streamrl.trainer.deterministic import DeterministicTrainer
 from streamrl.trainer.loop import Trainer
 from streamrl.trainer.modes import MODES
 from streamrl.trainer.parts import Parts
@@ -20,8 +21,9 @@ class Session:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        mode = parts.config.trainer.v1.trainer_mode
-        self.trainer: Trainer = replay_trainer(parts, parts.recording) if parts.recording else MODES[mode](parts)
+        trainer = parts.config.trainer
+        mode = DeterministicTrainer if trainer.deterministic else MODES[trainer.v1.trainer_mode]
+        self.trainer: Trainer = replay_trainer(parts, parts.recording) if parts.recording else mode(parts)
 
     def stop(self) -> None:
         self.trainer.stop.set()

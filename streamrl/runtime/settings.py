@@ -102,6 +102,7 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
         sim=rollout.sim,
         server=f"server-{replica}",
         events_dir=str(run.path / "events"),
+        invariant=config.trainer.deterministic,
     )
 
 

@@ -107,7 +107,10 @@ class Feeder:
                 )
 
     async def _admit(self, orders: list[int]) -> bool:
-        prompts = prompts_at(self._source, orders, self._n, baseline=self._baseline)
+        return await self._admit_prompts(prompts_at(self._source, orders, self._n, baseline=self._baseline))
+
+    async def _admit_prompts(self, prompts: Prompts) -> bool:
+        """Whether the queue gave credit for them."""
         try:
             await self._client.admit(self._partition, prompts.specs, prompts.columns, wait=ADMIT_WAIT)
         except QueueFull:

@@ -13,18 +13,21 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+import psutil
 
 from agent_loop.llm.protocol import ServerLoad
 from streamrl.config import StreamRLConfig
 from streamrl.monitor.emit import emit_loads, emit_queue, emit_teachers, emit_trainer_version
 from streamrl.monitor.events import EventTail, read_events
-from streamrl.monitor.metrics_log import MetricsLog
+from streamrl.monitor.metrics_log import MetricsLog, read_metrics
 from streamrl.monitor.overlap import OverlapCollector
 from streamrl.monitor.overlap_account import RunOverlap
 from streamrl.monitor.prometheus import KEY_FILE, Exporter
 from streamrl.monitor.registry import by_reason_class
+from streamrl.monitor.session_account import SessionAccount
 from streamrl.monitor.trackers import TrackedRun, Trackers, open_trackers
 from streamrl.trainer.parts import Parts
+from streamrl.trainer.scores import score_metrics
 from streamrl.workers.step_metrics import LOWS, PEAKS
 from transfer_queue.errors import QueueError
 from transfer_queue.net.messages import Group, QueueStats
@@ -32,6 +35,8 @@ from transfer_queue.net.messages import Group, QueueStats
 log = logging.getLogger(__name__)
 
 EMA = 0.9
+PER_TOKEN = ("gen", "ref", "values", "adv", "update_critic", "update_actor")
+"""Stages whose time is also told per token."""
 HOPELESS_STEPS = 2
 """First steps without any score but 0 after which the user is told what to look at."""
 LAST_LOOK_SECONDS = 5.0
@@ -40,7 +45,9 @@ SUMMED = (
     "data/bytes_read", "data/bytes_written", "rows/trained", "perf/total_num_tokens",
 )  # fmt: skip
 """Metrics of a mini-batch that add up over a step; of `actor/lr` the last one counts; the others are averaged."""
-LARGEST = frozenset((*PEAKS, "training/off_policy/token_staleness/max"))
+LARGEST = frozenset(
+    (*PEAKS, *(f"training/off_policy/{age}/max" for age in ("token_staleness", "token_staleness_trained")))
+)
 SMALLEST = frozenset(LOWS)
 
 
@@ -53,6 +60,7 @@ class Reporter:
         self._partition = partition
         self._metrics = MetricsLog(parts.run.path, resume_step=0) if not parts.run.resumed else None
         self._collector = OverlapCollector()
+        self._sessions = SessionAccount()
         self._tail = EventTail(parts.run.path)
         self._trackers = Trackers()
         self._ema: float | None = None
@@ -62,6 +70,8 @@ class Reporter:
         self._dropped: Counter[str] = Counter()
         self._updates: list[dict[str, float]] = []
         self._served: dict[str, int] = {}
+        self._version = 0
+        self._ranks = parts.config.trainer.nnodes * parts.config.trainer.n_gpus_per_node
         self._tokens = 0.0
         self._tokens_before: float | None = None
         self._teachers = TeacherCounts()
@@ -76,6 +86,8 @@ class Reporter:
     def opened(self, step: int) -> None:
         """The run stands at `step`: 0, or where it was restored to."""
         self._metrics = self._metrics or MetricsLog(self._parts.run.path, resume_step=step)
+        for line in read_metrics(self._parts.run.path):
+            self._ema = line["reward/ema"]
         config, run = self._parts.config, self._parts.run
         tracked = TrackedRun(
             run.path, config.trainer.project_name, msgspec.to_builtins(config), step if run.resumed else None
@@ -102,8 +114,21 @@ class Reporter:
     def left(self, groups: list[Group]) -> None:
         """Groups that left untrained."""
         for group in groups:
-            self._dropped[group.reason if group.state == "dropped" else "dead"] += 1
+            reason = group.reason if group.state == "dropped" else "dead"
+            self._dropped[reason] += 1
+            self._sessions.left(group.uid, reason)
             self._events.state("dropped", group.state, uid=group.uid, reason=group.reason)
+
+    def trained(self, groups: Sequence[Group], version: int) -> dict[str, float]:
+        """Metrics of the groups that a step trained at weights `version`."""
+        data, prompts = self._parts.config.data, len(self._parts.train_data)
+        self._poll()  # their sessions
+        self._sessions.trained(group.uid for group in groups)
+        metrics = score_metrics(
+            groups, version, self._parts.config.algorithm.gdpo_reward_keys,
+            max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length,
+        )  # fmt: skip
+        return metrics | {"training/epoch": float(max(group.order for group in groups) // max(1, prompts))}
 
     @property
     def dropped_in_step(self) -> int:
@@ -116,6 +141,7 @@ class Reporter:
         emit_queue(self._events, self.stats)
         emit_loads(self._events, loads)
         emit_trainer_version(self._events, version)
+        self._version = version
         self._served = {server: load.weight_version for server, load in loads.items()}
         self._tokens = float(sum(load.tokens_generated for load in loads.values()))
         if self._parts.teachers is not None:
@@ -127,18 +153,22 @@ class Reporter:
         """Put the step's line together and write it everywhere."""
         seconds = self._parts.clock() - self._started
         metrics = {"training/global_step": float(step), **rows, **merged_updates(self._updates)}
-        metrics |= self._collector.feed_all(self._tail.poll())
+        metrics |= self._poll() | self._sessions.step_metrics()
         score = metrics["critic/score/mean"]
         self._ema = score if self._ema is None else EMA * self._ema + (1 - EMA) * score
         metrics |= {
             "reward/ema": self._ema,
             "timing_s/step": seconds,
             "perf/time_per_step": seconds,
-            "perf/throughput": metrics["perf/total_num_tokens"] / seconds if seconds > 0 else 0.0,
+            "perf/throughput": metrics["perf/total_num_tokens"] / seconds / self._ranks if seconds > 0 else 0.0,
+            "perf/cpu_memory_used_gb": psutil.virtual_memory().used / (1 << 30),
             "perf/generated_tokens_per_s": self._generated(seconds),
             "groups/dropped": float(self.dropped_in_step),
             **{f"groups/dropped/{reason}": float(count) for reason, count in by_reason_class(self._dropped).items()},
+            **evicted(self._dropped),
+            **per_token(metrics),
             **self._queue_metrics(),
+            **self._weights_metrics(),
             **(self._teachers.step_metrics() if self._parts.teachers is not None else {}),
             "data/bytes_trainer": self._passed(),
         }
@@ -207,8 +237,14 @@ class Reporter:
     @property
     def overlap(self) -> RunOverlap:
         """The account of the run up to now."""
-        self._collector.feed_all(self._tail.poll())
+        self._poll()
         return self._collector.run
+
+    def _poll(self) -> dict[str, float]:
+        """Take in what was written to the event logs; the account of the step that it completed, if any."""
+        events = list(self._tail.poll())
+        self._sessions.feed_all(events)
+        return self._collector.feed_all(events)
 
     def _look_at_scores(self, metrics: Mapping[str, float]) -> None:
         """Says once that the first steps taught nothing, with the usual cause."""
@@ -236,6 +272,10 @@ class Reporter:
         self._bytes_before = queue.bytes_read + queue.bytes_written
         return float(self._bytes_before - before)
 
+    def _weights_metrics(self) -> dict[str, float]:
+        served = {"weights/rollout_version_min": float(min(self._served.values()))} if self._served else {}
+        return {"weights/version": float(self._version), **served}
+
     def _queue_metrics(self) -> dict[str, float]:
         if self.stats is None:
             return {}
@@ -248,6 +288,28 @@ class Reporter:
             "queue/redelivered": float(part.redelivered),
             "queue/dead": float(part.depth.get("dead", 0)),
         }
+
+
+def evicted(dropped: Mapping[str, int]) -> dict[str, float]:
+    """Groups that left untrained, under verl's names, which call them samples."""
+    found = by_reason_class(dropped)
+    names = {
+        "training/off_policy/evicted_samples": ("stale", "cancelled"),
+        "training/filter_groups/evicted_samples": ("filtered",),
+        "training/rollout_failure/evicted_samples": ("failed", "dead"),
+    }
+    return {name: float(sum(found.get(reason, 0) for reason in reasons)) for name, reasons in names.items()}
+
+
+def per_token(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Milliseconds of a stage per token trained; of `gen` per token of the responses."""
+    tokens = dict.fromkeys(PER_TOKEN, metrics.get("perf/total_num_tokens", 0.0))
+    tokens["gen"] = metrics.get("response_length/mean", 0.0) * metrics.get("rows/trained", 0.0)
+    return {
+        f"timing_per_token_ms/{stage}": 1000.0 * metrics[f"timing_s/{stage}"] / count
+        for stage, count in tokens.items()
+        if count and f"timing_s/{stage}" in metrics
+    }
 
 
 class TeacherCounts:

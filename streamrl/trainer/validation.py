@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from agent_loop.rows import PROMPT_FIELDS
-from agent_loop.session import TELLS_ALL
+from agent_loop.session import SEEDED_AS, TELLS_ALL
 from streamrl.config.sections.rollout import ValidationSamplingConfig
 from streamrl.trainer.feeder import PromptSource
 from streamrl.trainer.group_buffer import FIRST_GROUPS, kind_of
@@ -29,6 +29,19 @@ TASKS = [
 ]
 
 OnAnswers = Callable[[list[Group]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """A validation that gives the same whenever it is done (deterministic mode)."""
+
+    name: str
+    """What its seeds derive from: the same for the same validation."""
+    version: int
+    """Of the weights that sample its answers."""
+
+    def tag(self, question: str) -> dict[str, object]:
+        return {SEEDED_AS: f"{self.name} {question}", "weight_version": self.version}
 
 
 def mode_of(group: Group) -> str:
@@ -104,12 +117,14 @@ class Validator:
             await self._client.drop(PARTITION, [group.uid for group in stale.groups], "validation abandoned")
         self._round = restored.next_order
 
-    async def outcomes(self, label: str, on_answers: OnAnswers | None = None) -> Outcomes:
+    async def outcomes(
+        self, label: str, on_answers: OnAnswers | None = None, repeats: Repeats | None = None
+    ) -> Outcomes:
         """Ask the whole validation set. `on_answers` may look at the rows before they go. Raises DeadlineExceeded when
         nothing ended for `stall_timeout` seconds."""
         changes = await self._client.watch(PARTITION, -1)
         answers = {mode: self._sampling.answers(mode) for mode in self._sampling.modes}
-        current = _Round(await self._admit(label, answers), Outcomes(answers))
+        current = _Round(await self._admit(label, answers, repeats), Outcomes(answers))
         seq = changes.seq
         while current.expected:
             changes = await self._client.watch(PARTITION, seq, wait=self._stall_timeout)
@@ -128,17 +143,18 @@ class Validator:
         await self._finish([group.uid for group in current.ready])
         return current.outcomes
 
-    async def _admit(self, label: str, answers: dict[str, int]) -> dict[str, Question]:
+    async def _admit(self, label: str, answers: dict[str, int], repeats: Repeats | None) -> dict[str, Question]:
         """Each answer is a group of its own: one that fails costs no other its score."""
         expected: dict[str, Question] = {}
         specs: list[GroupSpec] = []
         columns: dict[str, list[object]] = {name: [] for name in PROMPT_FIELDS}
         for mode, times in answers.items():
             tag = {**self._sampling.tag(mode), "label": label, TELLS_ALL: True}
-            for position, _ in product(range(len(self._source)), range(times)):
+            for position, answer in product(range(len(self._source)), range(times)):
                 row = self._source.at(0, position)
                 uid = f"v{self._round}{mode}{position:07d}"
-                specs.append(GroupSpec(uid, 1, self._round, tag={**tag, "index": row["index"]}))
+                again = repeats.tag(f"{mode}{position}/{answer}") if repeats else {}
+                specs.append(GroupSpec(uid, 1, self._round, tag={**tag, "index": row["index"], **again}))
                 expected[uid] = Question(mode, row["data_source"], position)
                 self._round += 1
                 for name in PROMPT_FIELDS:

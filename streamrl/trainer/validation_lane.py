@@ -42,6 +42,8 @@ class Validations:
         self._parts, self._samples, self._report = parts, samples, report
         self._or_stopped, self._beside = or_stopped, beside
         self._done: set[tuple[str, int]] = set()
+        self.repeats: Callable[[Label, int], validation.Repeats] | None = None
+        """In deterministic mode: of the validation with this label at this step."""
         self._lane = ValidationLane(self._validate_beside, report.note)
         config = parts.config
         self._validator = (
@@ -98,7 +100,8 @@ class Validations:
             self._report.samples(step, await self._samples.validated(step, validation.PARTITION, groups, _mode))
 
         assert self._validator is not None
-        found = await self._validator.outcomes(label, look_at)
+        repeats = self.repeats(label, step) if self.repeats is not None else None
+        found = await self._validator.outcomes(label, look_at, repeats)
         self.means[label] = found.means()
         self._done.add((label, step))
         self._report.validated(step, label, found.metrics())

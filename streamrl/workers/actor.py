@@ -347,7 +347,8 @@ class ActorWorker(TrainingWorker):
                 f"weights of version {version} are not finite ({len(broken)} tensors, the first {broken[0]}): the "
                 "training has diverged. Lower the learning rate or look at the loss, and go on from a checkpoint"
             )
-        info = WeightStore(weights_dir or self._weights_dir).write(state, version)
+        store = WeightStore(weights_dir or self._weights_dir, older=self.settings.older_weights)
+        info = store.write(state, version)
         return WeightInfo(info.version, info.path, info.bytes, time.perf_counter() - began)
 
     @register(Dispatch.ONE_TO_ALL)

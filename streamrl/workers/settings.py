@@ -29,6 +29,9 @@ class ActorSettings:
     total_training_steps: int | None = None
     """The horizon of a decaying learning rate."""
     seed: int = 42
+    deterministic: bool = False
+    older_weights: int = 0
+    """Versions below the newest that servers may still ask for."""
     skip_zero_advantage: bool = True
     """Leave rows whose advantage is 0 out of forward and backward: exact, since they have no gradient while nothing but
     the advantages has one (they stay in the denominators). Once most groups are all right or all wrong it is most of
@@ -41,6 +44,8 @@ class ActorSettings:
             model=parts.model, actor=parts.actor, ref=parts.ref, algorithm=config.algorithm,
             distillation=config.distillation,
             total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed,
+            deterministic=config.trainer.deterministic,
+            older_weights=config.trainer.lag if config.trainer.deterministic else 0,
         )  # fmt: skip
 
     @property
@@ -56,6 +61,7 @@ class ActorSettings:
             packed=model.use_remove_padding, lora=adapters if model.lora_rank else None, optim=actor.optim,
             grad_clip=actor.grad_clip, fsdp=actor.fsdp_config, sequence_parallel=actor.ulysses_sequence_parallel_size,
             target_kl=actor.target_kl, entropy_grad=actor.entropy_coeff > 0, seed=self.seed,
+            deterministic=self.deterministic,
         )  # fmt: skip
 
     @property
@@ -73,6 +79,7 @@ class ActorSettings:
         return EngineSettings(
             model_path=path, packed=self.model.use_remove_padding, fsdp=self.ref.fsdp_config,
             sequence_parallel=self.actor.ulysses_sequence_parallel_size, seed=self.seed,
+            deterministic=self.deterministic,
         )  # fmt: skip
 
     @property
@@ -135,12 +142,15 @@ class CriticSettings:
     critic: CriticConfig
     total_training_steps: int | None = None
     seed: int = 42
+    deterministic: bool = False
 
     @classmethod
     def of(cls, config: StreamRLConfig) -> CriticSettings:
+        trainer = config.trainer
         return cls(
-            critic=config.critic, total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed
-        )
+            critic=config.critic, total_training_steps=trainer.total_training_steps, seed=trainer.seed,
+            deterministic=trainer.deterministic,
+        )  # fmt: skip
 
     @property
     def engine(self) -> EngineSettings:
@@ -149,6 +159,7 @@ class CriticSettings:
             model_path=critic.model.path or "", gradient_checkpointing=critic.model.enable_gradient_checkpointing,
             packed=critic.model.use_remove_padding, optim=critic.optim, grad_clip=critic.grad_clip,
             fsdp=critic.fsdp_config, sequence_parallel=critic.ulysses_sequence_parallel_size, seed=self.seed,
+            deterministic=self.deterministic,
         )  # fmt: skip
 
     @property

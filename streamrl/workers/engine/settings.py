@@ -37,6 +37,8 @@ class EngineSettings:
     entropy_grad: bool = False
     """The loss has an entropy term: keep its graph."""
     seed: int = 42
+    deterministic: bool = False
+    """Only operations that give the same again; on GPUs an error names one that does not."""
 
     def __post_init__(self) -> None:
         if self.sequence_parallel < 1:

@@ -8,6 +8,7 @@ ones, whose loss is 0.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -92,6 +93,10 @@ class TorchEngine(ABC):
 
     def initialize(self) -> dict[str, float | str]:
         began = time.perf_counter()
+        if self.settings.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product on a GPU
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
         process_group.join(self._rank_info)
         self._joined = True
         if self.settings.sequence_parallel > 1:
