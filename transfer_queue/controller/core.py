@@ -588,6 +588,11 @@ class ControllerCore:
     def _try(self, parked: Parked, now: float) -> bool:
         """Whether a parked request could be answered; it then has been, and left."""
         try:
+            parts = self._parts(parked.body, now) if isinstance(parked.body, Watch) else None
+            if parts is not None and self.pages is not None:  # so much changed at once that a snapshot has to tell it
+                self._parking.leave(parked)
+                self.pages.begin(parked.client, parked.id, parts)
+                return True
             reply = self._attempt(parked.body, parked.client, parked.id, now, first=True)
         except QueueError as error:
             reply = _failed(error)

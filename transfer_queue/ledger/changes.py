@@ -58,7 +58,11 @@ class ChangeLog:
         found = self.after(since)
         if found is None or len(found) <= count:
             return None if found is None else (found, self.seq)
-        return found[:count], self._entries[found[count - 1][0]][0]
+        return found[:count], self.number(found[count - 1][0])
+
+    def number(self, uid: str) -> int:
+        """Of the last change of a group that is remembered."""
+        return self._entries[uid][0]
 
     def dump(self) -> Iterator[list[Any]]:
         """For `load`; see dump.py."""

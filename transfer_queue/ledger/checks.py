@@ -23,6 +23,9 @@ MAX_SESSIONS = 65536
 MAX_GROUP_TAG = 64 << 10
 """Bytes of a group's tag, packed: it is told with each of its changes, and with up to 256 others at once."""
 
+MAX_REASON = 2000
+"""Characters of a reason that are kept."""
+
 MAX_ORDER = 1 << 62
 
 MAX_SIZES = 256
@@ -136,6 +139,11 @@ def some(names: Sequence[object], limit: int = 5) -> str:
     """The first few names, and how many more there are."""
     text = ", ".join(repr(name) for name in islice(names, limit))
     return text if len(names) <= limit else f"{text} and {len(names) - limit} more"
+
+
+def clipped(reason: str) -> str:
+    """It is told with each change of a group."""
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
 
 
 def explain(error: QueueError, client: str, request_id: int) -> None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from transfer_queue.errors import Conflict, Fenced, Invalid
 from transfer_queue.keys import split_row_key, try_split_row_key
-from transfer_queue.ledger.checks import check_blocks, check_name, check_names, check_unique, some
+from transfer_queue.ledger.checks import check_blocks, check_name, check_names, check_unique, clipped, some
 from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
 from transfer_queue.ledger.order import unpacked
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.tags import EMPTY, check_size, check_sizes, merge, pack_all, shown
+from transfer_queue.ledger.telling import ROW, check_told
 from transfer_queue.net.messages import Clear, Commit, Committed, Ok, SessionClose
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ class _Plan:
     rows: list[int | None]
     tags: list[bytes] | None
     places: list[tuple[Group, int | None] | None]
-    keys: dict[tuple[str, int | None], set[str]] = field(default_factory=dict)
-    """By uid and session, of the groups."""
+    keys: dict[tuple[str, int | None], dict[str, int]] = field(default_factory=dict)
+    """By uid and session, of the groups, with the bytes of the tag that comes."""
 
 
 def commit(ledger: Ledger, m: Commit, now: float) -> Committed:
@@ -105,12 +106,12 @@ def _plan_rows(p: Partition, m: Commit, lease: HeldLease | None, tags: list[byte
     if lease is None and not p.groups and not p.seen:  # plain rows, as nearly all of a key-value user's
         plan.places = [None] * len(rows)
         return plan
-    for key, row in zip(m.keys, rows, strict=True):
+    for key, row, tag in zip(m.keys, rows, tags or repeat(EMPTY), strict=False):
         place = _place(p, key, row, lease)
         if place is not None:
             _check_write(p, key, row is None, *place, lease)
             if m.closes:
-                plan.keys.setdefault((place[0].uid, place[1]), set()).add(key)
+                plan.keys.setdefault((place[0].uid, place[1]), {})[key] = len(tag)
         elif lease is not None:
             raise Fenced(f"{key!r} belongs to no group of lease {_name(lease)} ({lease.task.name!r}); commit it apart")
         plan.places.append(place)
@@ -167,7 +168,21 @@ def _merge_tags(p: Partition, m: Commit, plan: _Plan) -> bool:
     for key, tag in zip(m.keys, plan.tags, strict=True):
         check_size(key, tag)
     check_sizes(f"a put of {len(m.keys)} rows", plan.tags)
+    if m.tags is not None:
+        _check_closed(p, plan)
     return True
+
+
+def _check_closed(p: Partition, plan: _Plan) -> None:
+    """Tags of closed sessions grow no further than can be told."""
+    sizes = {row: len(tag) for row, tag in zip(plan.rows, plan.tags or (), strict=True) if row is not None}
+    for place in dict.fromkeys(plan.places):
+        group, session = place or (None, None)
+        if group is None or session is None or not group.is_closed(session):
+            continue
+        rows, tags = group.rows_of(session), p.rows.tags
+        nbytes = sum([ROW + len(p.rows.keys[row]) + sizes.get(row, len(tags[row])) for row in rows])
+        check_told(group, session, nbytes)
 
 
 def _check_close(p: Partition, plan: _Plan, lease: HeldLease | None, close: SessionClose) -> None:
@@ -192,13 +207,16 @@ def _check_close_rows(p: Partition, plan: _Plan, group: Group, close: SessionClo
     if not close.rows:
         raise Invalid(f"{what}: a session that succeeded has at least one row; give `failed` for one that did not")
     check_unique(f"row in the {what}", close.rows)
-    known = plan.keys.get((group.uid, close.session), ())
+    known = plan.keys.get((group.uid, close.session), {})
     missing = [key for key in close.rows if key not in known]
     if missing:
         before = {p.rows.keys[row] for row in group.open_rows.get(close.session, ())}
         missing = [key for key in missing if key not in before]
     if missing:
         raise Conflict(f"{what}: rows {some(missing)} were not committed before or with it")
+    before = [row for row in map(p.rows.ids.get, close.rows) if row is not None]
+    nbytes = sum([ROW + len(key) + known.get(key, 0) for key in close.rows])
+    check_told(group, close.session, nbytes + sum([len(p.rows.tags[row]) for row in before]))
 
 
 # --- changes: nothing is refused here --------------------------------------------------------------------------------
@@ -232,7 +250,7 @@ def _close(p: Partition, group: Group, close: SessionClose) -> None:
     """Rows of the session that its end does not list were given up by the writer."""
     rows = group.open_rows.pop(close.session, [])
     if close.failed:
-        group.failures[close.session] = close.failed
+        group.failures[close.session] = clipped(close.failed)
         p.rows.erase(rows)
         return
     kept = [p.rows.ids[key] for key in close.rows]

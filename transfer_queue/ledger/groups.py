@@ -97,6 +97,20 @@ class Group:
             return _rows_of(kept)
         return [row for session in sorted(kept.closed) for row in kept.closed[session]]
 
+    def rows_of(self, session: int) -> list[int]:
+        """The rows of a session, closed or not."""
+        kept = self._kept
+        if isinstance(kept, array):
+            return [row for s, row in zip(_sessions_of(kept), _rows_of(kept), strict=True) if s == session]
+        return [*kept.closed.get(session, ()), *kept.open_rows.get(session, ())]
+
+    def row_count(self) -> int:
+        """How many rows `rows` has."""
+        kept = self._kept
+        if isinstance(kept, array):
+            return len(kept) if kept.typecode == "I" else len(kept) // 2
+        return sum(map(len, kept.closed.values()))
+
     def all_rows(self) -> list[int]:
         """Every row that is the group's, the prompt's included."""
         kept = self._kept

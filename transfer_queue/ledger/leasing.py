@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, Invalid, NotFound
-from transfer_queue.ledger.checks import check_name, check_unique, some
+from transfer_queue.ledger.checks import check_name, check_unique, clipped, some
 from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.ready import ReadyQueue
+from transfer_queue.ledger.telling import MAX_TOLD, fitting_groups
 from transfer_queue.net.messages import (
     Ack,
     Drop,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 
 def lease(ledger: Ledger, m: Lease, now: float) -> Leased:
-    """Whole groups only, oldest order first. Raises DeadlineExceeded if there is none now."""
+    """Whole groups only, oldest order first, as many as one answer can tell. Raises DeadlineExceeded if there is none
+    now."""
     p = ledger.partition(m.partition)
     if not can_lease(p, m):
         raise DeadlineExceeded(f"nothing to lease now for task {m.task!r} in partition {m.partition!r}")
@@ -38,7 +40,13 @@ def lease(ledger: Ledger, m: Lease, now: float) -> Leased:
     source = _source(p, task, m)
     assert source is not None
     uids = m.uids or source.pop(1 if source is p.suspects else m.groups, _last(p, task))
-    held = p.lease(task, m.holder, [p.groups[uid] for uid in uids], now)
+    groups = [p.groups[uid] for uid in uids]
+    if not m.uids:
+        fitting = fitting_groups(p, groups)
+        for group in groups[fitting:]:
+            source.add(group.order, group.uid)
+        groups = groups[:fitting]
+    held = p.lease(task, m.holder, groups, now)
     ttl = task.ttl if task.bind == "clock" else 0.0
     return Leased(token=held.token, groups=[p.view(group) for group in held.groups.values()], ttl=ttl)
 
@@ -61,6 +69,8 @@ def can_lease(p: Partition, m: Lease) -> bool:
     ended = [uid for uid in m.uids if (group := p.groups.get(uid)) is None or group.state == "trained"]
     if ended:
         raise NotFound(f"groups {some(ended)} are not in partition {p.name!r}, or have ended; lease the others")
+    if fitting_groups(p, [p.groups[uid] for uid in m.uids], MAX_TOLD) < len(m.uids):
+        raise Invalid(f"the tags of these {len(m.uids)} groups exceed the {MAX_TOLD} bytes of an answer; lease fewer")
     if source is None or (source is p.suspects and len(m.uids) > 1):
         return False
     return all(uid in source and p.groups[uid].order <= last for uid in m.uids)
@@ -116,7 +126,7 @@ def ack(ledger: Ledger, m: Ack, now: float) -> Ok:
 def nack(ledger: Ledger, m: Nack, now: float) -> Ok:
     p = ledger.partition(m.partition)
     for group in _covered(p.require(m.token), m.uids):
-        p.give_back(group, now, m.reason or "given back", poison=m.poison)
+        p.give_back(group, now, clipped(m.reason) or "given back", poison=m.poison)
     return Ok()
 
 
@@ -145,7 +155,7 @@ def drop(ledger: Ledger, m: Drop, now: float) -> Ok:
     for uid in m.uids:
         group = p.groups.get(uid)
         if group is not None and group.state != "trained":
-            p.finish(group, "dropped", m.reason, now)
+            p.finish(group, "dropped", clipped(m.reason), now)
     return Ok()
 
 

@@ -13,6 +13,7 @@ controller comes back after its death.
     queries.py      the answers to Lookup, Find, ListKeys, Watch, Stats
     partition.py    groups and the moves between their states
     dump.py         snapshots of all this; fingerprint.py, retelling.py
+    telling.py      how much of it an answer holds
     rows.py places.py fieldsets.py tags.py tag_columns.py order.py consumption.py blocks.py layouts.py seen.py ready.py
     changes.py groups.py leases.py    the tables underneath
 """
@@ -160,10 +161,10 @@ class Ledger:
         return (m.Listing(partitions={name: piece}) for name, parts in pieces for piece in parts)
 
     def snapshot_parts(self, partition: str, since: int, size: int) -> Iterator[m.Changes] | None:
-        """`changes` in pieces, if it is a snapshot of more than `size` groups."""
+        """`changes` in pieces, if it is a snapshot of more than `size` groups, or of large ones."""
         p = self.partition(partition)
         told = p.changes.floor <= since <= p.changes.seq
-        return None if told or p.outstanding() <= size else queries.snapshot_parts(p, size)
+        return None if told or not queries.snapshot_is_long(p, size) else queries.snapshot_parts(p, size)
 
     def changes(self, partition: str, since: int) -> m.Changes:
         """Groups changed after `since`, each once with its state of now; a snapshot if that is too long ago, or -1."""

@@ -13,7 +13,8 @@ from transfer_queue.ledger.checks import some
 from transfer_queue.ledger.groups import OUTSTANDING
 from transfer_queue.ledger.partition import Partition
 from transfer_queue.ledger.tags import fitting, shown, shown_all
-from transfer_queue.net.messages import Block, Changes, FieldPlace, Located, PartitionStats, Tag
+from transfer_queue.ledger.telling import fitting_groups
+from transfer_queue.net.messages import Block, Changes, FieldPlace, Group, Located, PartitionStats, Tag
 
 MAX_CHANGES = 256
 """Changed groups in one answer: about a millisecond. Who asks on from its number gets the next."""
@@ -113,29 +114,53 @@ def listing_parts(p: Partition, size: int) -> Iterator[dict[str, Tag]]:
     return parts()
 
 
+def snapshot_is_long(p: Partition, size: int) -> bool:
+    """Whether a snapshot has more than `size` groups, or large ones."""
+    if p.outstanding() > size:
+        return True
+    live = list(chain.from_iterable(p.by_state[state].values() for state in OUTSTANDING))
+    return fitting_groups(p, live) < len(live)
+
+
 def snapshot_parts(p: Partition, size: int) -> Iterator[Changes]:
-    """A snapshot in pieces of `size` groups, of those that there are now, as they are when their turn comes."""
+    """A snapshot in pieces of `size` groups, or fewer large ones, of those that there are now, as they are when their
+    turn comes; at least one piece."""
     live = list(chain.from_iterable(p.by_state[state].values() for state in OUTSTANDING))
     seq = p.changes.seq
 
-    def part(at: int) -> Changes:
-        still = (g for g in live[at : at + size] if g.state in OUTSTANDING and p.groups.get(g.uid) is g)
-        return Changes(seq=seq, groups=[p.view(group) for group in still], depth=p.depth(), snapshot=True)
+    def parts() -> Iterator[Changes]:
+        at = 0
+        while at < max(1, len(live)):
+            here = live[at : at + size]
+            here = here[: fitting_groups(p, here)]
+            at += max(1, len(here))
+            still = [p.view(g) for g in here if g.state in OUTSTANDING and p.groups.get(g.uid) is g]
+            yield Changes(seq=seq, groups=still, depth=p.depth(), snapshot=True)
 
-    return map(part, range(0, max(1, len(live)), size))
+    return parts()
 
 
 def changes(p: Partition, since: int) -> Changes:
-    """Groups that changed after `since`, the oldest changes if they are many (`seq` tells how far they go); all that
-    are not ended if `since` is unknown, too long ago, or -1."""
+    """Groups that changed after `since`, the oldest changes if they are many or large (`seq` tells how far they go);
+    all that are not ended if `since` is unknown, too long ago, or -1."""
     changed = p.changes.first(since, MAX_CHANGES)
     if changed is None:
         live = chain.from_iterable(p.by_state[state].values() for state in OUTSTANDING)
         groups = [p.view(group) for group in sorted(live, key=lambda group: (group.order, group.uid))]
         return Changes(seq=p.changes.seq, groups=groups, depth=p.depth(), snapshot=True)
     entries, seq = changed
+    fitting = _fitting(p, entries)
+    if fitting < len(entries):
+        entries, seq = entries[:fitting], p.changes.number(entries[fitting - 1][0])
     groups = [final if final is not None else p.view(p.groups[uid]) for uid, final in entries]
     return Changes(seq=seq, groups=groups, depth=p.depth())
+
+
+def _fitting(p: Partition, entries: Sequence[tuple[str, Group | None]]) -> int:
+    """How many of the changes fit into one answer. Groups that have ended tell no rows: they count as nothing."""
+    live = [i for i, (_, final) in enumerate(entries) if final is None]
+    fitting = fitting_groups(p, [p.groups[entries[i][0]] for i in live])
+    return live[fitting] if fitting < len(live) else len(entries)
 
 
 def stats(p: Partition, now: float, *, orders: bool = False) -> PartitionStats:

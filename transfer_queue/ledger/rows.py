@@ -44,6 +44,7 @@ class RowTable:
         self.keys: list[str] = []
         self.tags: list[bytes] = []
         self.tag_columns = TagColumns()
+        self.largest_tag = len(EMPTY)  # bytes, of all that there ever were in this life of the controller
         self.owner: list[Group | None] = []
         self.sets = FieldSets()
         self.puts = PutTable(self.sets, segments)
@@ -85,6 +86,7 @@ class RowTable:
         mine = self.tags
         for row, tag in zip(rows, tags, strict=True):
             mine[row] = tag
+        self.largest_tag = max(self.largest_tag, max(map(len, tags), default=0))
         self.tag_columns.forget(rows)
 
     def write(self, blocks: Sequence[Block], rows: Sequence[int], index: Sequence[int] | None = None) -> None:
@@ -245,6 +247,7 @@ class RowTable:
         first, end = len(self.keys), len(self.keys) + len(keys)
         self.keys += keys
         self.tags += tags
+        self.largest_tag = max(self.largest_tag, max(map(len, tags), default=0))
         self.owner += [None] * len(keys)
         if end > self._capacity:
             self._grow(end)
