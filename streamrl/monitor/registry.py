@@ -64,7 +64,9 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("critic/{optimizer_steps,steps_not_finite}", "", "Its optimizer steps; those left out, as the actor's.", ""),
     _step("reward/ema", "score", "critic/score/mean, exponentially averaged (0.9).", ""),
     _step("groups/{trained,dropped}", "groups", "Prompt groups trained in this step, dropped since the last one.", ""),
-    _step("groups/dropped/<reason>", "groups", "Those dropped, by reason.", "training/filter_groups/evicted_samples"),
+    _step("groups/dropped/<reason>", "groups", "Those dropped, by reason.", ""),
+    _step("training/filter_groups/evicted_samples", "groups", "Of these: filtered out, as all their scores are equal."),
+    _step("training/rollout_failure/evicted_samples", "groups", "Of these: failed, or dead."),
     _step("groups/zero_variance", "groups", "Groups trained whose scores are all equal: they teach nothing.", ""),
     _step("rows/trained", "rows", "Trajectory rows trained.", ""),
     # The update.
@@ -83,9 +85,23 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("actor/<loss>/<figure>", "", "Figures of one policy loss beyond the common ones."),
     # Lengths, tokens, turns.
     _step("{prompt_length,response_length}/{mean,max,min,clip_ratio}", "tokens", "Lengths of the rows trained."),
-    _step("response/aborted_ratio", "share", "Rows without a sampled token."),
     _step(f"training/num_turns/{_STATS}", "turns", "Turns of a session."),
-    _step(f"tool_call_counts/{_STATS}", "calls", "Tool calls of a session."),
+    _step(f"tool_call_counts/{_STATS}", "calls", "Tool calls of the sessions that ended since the last step."),
+    _step(
+        f"agent_loop/{{generate_sequences,tool_calls}}/{_STATS}",
+        "seconds",
+        "Of the sessions that ended since the last step: in the servers (waiting and decoding), and in tools.",
+    ),
+    _step(f"agent_loop/{{queue,teacher}}/{_STATS}", "seconds", "Of these: waiting for a slot; for the teacher.", ""),
+    _step("waste/tokens/<reason>", "tokens", "Sampled tokens that will not be trained, by why their group left.", ""),
+    _step("waste/ratio", "share", "Those of all sampled tokens whose end was told since the last step.", ""),
+    _step(
+        "sampling/length_bias",
+        "ratio",
+        "Mean tokens of a session trained over that of all sessions that ended, since the start; below 1 long answers "
+        "are lost (those of sessions that were cancelled are not known, and not counted).",
+        "",
+    ),
     _step("global_seqlen/{min,max,minmax_diff,balanced_min,balanced_max,mean}", "tokens", "Tokens per rank."),
     _step("loss_mask/ratio", "share", "Sampled tokens that count in the loss.", ""),
     # Off-policy.
@@ -96,7 +112,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     ),
     _step(f"training/off_policy/trajectory_staleness_worst/{_STATS}", "versions", "The same for its oldest token."),
     _step(f"training/off_policy/trajectory_spans/{_STATS}", "versions", "Weight versions within one row, less one."),
-    _step("training/off_policy/evicted_samples", "groups", "Groups dropped for age in this step."),
+    _step("training/off_policy/evicted_samples", "groups", "Groups that left for age since the last step."),
     _step(f"training/off_policy/token_staleness/{_STATS}", "versions", "Age of a sampled token.", ""),
     _step("training/off_policy/token_staleness_trained/max", "versions", "Of the oldest token in the loss.", ""),
     _step("training/off_policy/masked_ratio", "share", "Sampled tokens left out of the loss for age.", ""),

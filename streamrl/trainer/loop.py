@@ -30,7 +30,6 @@ from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
 from streamrl.trainer.samples import Samples
 from streamrl.trainer.saving import Saver
-from streamrl.trainer.scores import score_metrics
 from streamrl.trainer.selection import Selection, custom_sampler
 from streamrl.trainer.staleness import Drop, Measured, oldest_version
 from streamrl.trainer.update import Update
@@ -241,7 +240,7 @@ class Trainer(ABC):
             if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
                 self._batch_log.committed(step)
                 await self.parts.queue.commit_step(PARTITION, step)
-            rows = score_metrics(groups, self.version, self.config.algorithm.gdpo_reward_keys)
+            rows = self.report.trained(groups, self.version)
             self.step = step
             await self.report.look(version)
             span.add(groups=len(groups), samples=sum(len(g.rows) for g in groups), dropped=self.report.dropped_in_step)
@@ -261,8 +260,9 @@ class Trainer(ABC):
         )
 
     async def _publish(self, version: int) -> None:
-        with self.parts.events.span("publish", version=version):
+        with self.parts.events.span("publish", version=version) as span:
             info = await self.parts.actor.publish_weights(version)
+            span.add(bytes=info.bytes)
             await self.parts.servers.update_weights(info)
 
     # --- opening and resuming -----------------------------------------------------------------------------------

@@ -130,8 +130,22 @@ def _components(row: Row, names: Sequence[str]) -> list[float]:
     return [float(row.tag[component_tag(name)]) for name in names]
 
 
-def score_metrics(groups: Sequence[Group], version: int, components: Sequence[str] = ()) -> dict[str, float]:
-    """Scalars of the rows that a step trained at weights `version`, under verl's names."""
+def advantage_metrics(sessions: Sessions, advantages: Mapping[str, float]) -> dict[str, float]:
+    """Of the response tokens: each has the advantage of its row."""
+    rows = [row for rows in sessions.rows for row in rows]
+    values = np.array([advantages[row.key] for row in rows])
+    lengths = np.array([float(row.tag["response_len"]) for row in rows])
+    mean = float((values * lengths).sum() / lengths.sum()) if lengths.sum() else 0.0
+    return {"critic/advantages/mean": mean, "critic/advantages/max": float(values.max()),
+            "critic/advantages/min": float(values.min())}  # fmt: skip
+
+
+def score_metrics(
+    groups: Sequence[Group], version: int, components: Sequence[str] = (), *, max_prompt_length: int = 0,
+    max_response_length: int = 0,
+) -> dict[str, float]:  # fmt: skip
+    """Scalars of the rows that a step trained at weights `version`, under verl's names. A length that is known to be
+    limited has the share of rows that reached it."""
     sampled = [[row for row in group.rows if int(row.tag["session"]) < sampled_sessions(group)] for group in groups]
     tags = [row.tag for rows in sampled for row in rows]
 
@@ -147,11 +161,18 @@ def score_metrics(groups: Sequence[Group], version: int, components: Sequence[st
         "groups/trained": float(len(groups)),
         "groups/zero_variance": float(sum(zero_variance(each) for each in scores)),
     }
+    for name, values, longest in (
+        ("prompt_length", prompts, max_prompt_length),
+        ("response_length", lengths, max_response_length),
+    ):
+        if longest:
+            found[f"{name}/clip_ratio"] = float((values >= longest).mean())
     for name, values in (
         ("critic/score", np.concatenate(scores)),
         *((f"critic/score/{name}", column(component_tag(name))) for name in components),
         ("response_length", lengths),
         ("prompt_length", prompts),
+        ("training/num_turns", column("num_turns")),
         ("training/off_policy/trajectory_staleness", version - newest),
         ("training/off_policy/trajectory_staleness_worst", version - oldest),
         ("training/off_policy/trajectory_spans", newest - oldest),

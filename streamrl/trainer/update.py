@@ -24,7 +24,7 @@ from streamrl.config import StreamRLConfig
 from streamrl.monitor.events import EventLog
 from streamrl.trainer.parts import Actor, Critic
 from streamrl.trainer.replay_buffer import LeasedBatch
-from streamrl.trainer.scores import Sessions, sessions_of
+from streamrl.trainer.scores import Sessions, advantage_metrics, sessions_of
 from transfer_queue.metadata import KVBatchMeta
 
 MAX_WITHOUT_STEP = 3
@@ -125,7 +125,7 @@ class Update:
         if step > config.trainer.critic_warmup:
             with self._stage("train", work, rows=sum(map(len, sessions.rows))) as span:
                 work.add(await self._actor.update_actor(work.meta()))
-            work.metrics["timing_s/update_actor"] = span.seconds
+            work.metrics |= {"timing_s/update_actor": span.seconds, **self._kl_loss()}
             self._check_steps("actor", work)
         return work.metrics
 
@@ -147,12 +147,14 @@ class Update:
         if self._algorithm.use_kl_in_reward:
             with self._stage("reward", work):
                 scores = await self._penalised(work)
+        work.metrics |= {f"critic/rewards/{stat}": float(getattr(scores, stat)()) for stat in ("mean", "max", "min")}
         with self._stage("advantage", work):
             if self.estimator.per_session is not None:
                 work.info["advantages"] = sessions.advantages(
                     self.estimator, norm_by_std=self._algorithm.norm_adv_by_std_in_grpo, scores=scores,
                     weights=self._algorithm.gdpo_reward_weights,
                 )  # fmt: skip
+                work.metrics |= advantage_metrics(sessions, work.info["advantages"])
             if self._on_ranks:
                 work.add(await self._actor.compute_advantage(work.meta(scores=sessions.row_scores)))
                 work.info["advantage_columns"] = True
@@ -169,6 +171,10 @@ class Update:
         self.kl.update(mean_kl, int(rows))
         work.metrics |= {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": coefficient}
         return work.sessions.scores - work.sessions.summed(penalty)
+
+    def _kl_loss(self) -> Metrics:
+        actor = self._config.actor_rollout_ref.actor
+        return {"actor/kl_coef": actor.kl_loss_coef} if actor.use_kl_loss else {}
 
     @contextmanager
     def _stage(self, name: str, work: Work, **fields: Any) -> Iterator[Any]:

@@ -16,6 +16,7 @@ def ready_group(uid: str, scores: Sequence[float], *, rows: int = 1, length: int
             {
                 "session": session, "score": score if index == rows - 1 else 0.0, "response_len": length + session,
                 "prompt_len": 3, "seq_len": 3 + length + session, "min_global_steps": 1, "max_global_steps": 1,
+                "num_turns": 2,
             },
         )
         for session, score in enumerate(scores)
