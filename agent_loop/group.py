@@ -56,9 +56,15 @@ class GroupRun:
     token: Token
     ttl: float
     counts: Counter[str] = field(default_factory=Counter)
+    on_session_end: Callable[[], None] = lambda: None
+    """Called once per session that this lease has to run, as it ends or is given up."""
     _unfinished: str = ""
     _open: int = 0
     """Sessions that this lease has still to close."""
+    _to_end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._to_end = self.group.n - len(self.group.sessions)
 
     async def run(self) -> Ending:
         """Raises only what is a bug."""
@@ -123,9 +129,20 @@ class GroupRun:
                 if session not in self.group.sessions:
                     name = f"{self.partition}/{uid}_{session}"
                     running[session] = tasks.create_task(self._session(prompt, session), name=name)
+                    running[session].add_done_callback(self._session_ended)
         for session, task in running.items():
             if task.cancelled():  # not by us: that would have ended this task too
                 await self._close_failed(session, "CancelledError: the agent's code cancelled its own session")
+
+    def _session_ended(self, _: asyncio.Task[None]) -> None:
+        self._to_end -= 1
+        self.on_session_end()
+
+    def end(self) -> None:
+        """Nothing more comes of it: sessions that never began end, too."""
+        while self._to_end > 0:
+            self._to_end -= 1
+            self.on_session_end()
 
     async def _session(self, prompt: dict[str, Any], session: int) -> None:
         async with self.slots:

@@ -29,7 +29,6 @@ from agent_loop.teacher import Teacher
 from agent_loop.tools.base import Tool, load_tool
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, Disconnected
-from transfer_queue.net.messages import Group, Leased
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +76,8 @@ class WorkerConfig:
 
 
 class AgentLoopWorker:
-    """Invariants: at most `max_sessions` sessions run; a group is leased only while fewer than that are leased or
-    running; when `run` has ended, none of its leases is held."""
+    """Invariants: at most `max_sessions` sessions run; a group is leased only while fewer than that are leased and have
+    not ended; when `run` has ended, none of its leases is held."""
 
     def __init__(
         self,
@@ -211,28 +210,32 @@ class AgentLoopWorker:
                 silent_since = None
                 for group in leased.groups:
                     self._leased += group.n - len(group.sessions)
-                    name = f"group-{partition}/{group.uid}"
-                    running = tasks.create_task(self._run_group(partition, leased, group), name=name)
+                    run = GroupRun(
+                        queue=self.queue, runner=self._runner, find_loop=self.find_loop, slots=self._slots,
+                        partition=partition, group=group, token=leased.token, ttl=leased.ttl, counts=self.counts,
+                        on_session_end=self._session_ended,
+                    )  # fmt: skip
+                    running = tasks.create_task(self._run_group(run), name=f"group-{partition}/{group.uid}")
                     self._groups[partition, group.uid] = running
-                    running.add_done_callback(partial(self._ended_group, partition, group))
+                    running.add_done_callback(partial(self._group_ended, run))
 
     async def _wait_for_room(self) -> None:
         while self._leased >= self._config.max_sessions:
             self._room.clear()
             await self._room.wait()
 
-    async def _run_group(self, partition: str, leased: Leased, group: Group) -> None:
-        run = GroupRun(
-            queue=self.queue, runner=self._runner, find_loop=self.find_loop, slots=self._slots, partition=partition,
-            group=group, token=leased.token, ttl=leased.ttl, counts=self.counts,
-        )  # fmt: skip
+    async def _run_group(self, run: GroupRun) -> None:
         self.counts[f"groups_{await run.run()}"] += 1
 
-    def _ended_group(self, partition: str, group: Group, task: asyncio.Task[None]) -> None:
+    def _session_ended(self) -> None:
+        self._leased -= 1
+        self._room.set()
+
+    def _group_ended(self, run: GroupRun, task: asyncio.Task[None]) -> None:
         """Also of one that was cancelled before it began."""
-        self._leased -= group.n - len(group.sessions)
-        if self._groups.get((partition, group.uid)) is task:
-            del self._groups[partition, group.uid]
+        run.end()
+        if self._groups.get((run.partition, run.group.uid)) is task:
+            del self._groups[run.partition, run.group.uid]
         self._room.set()
 
     async def _release_all(self) -> None:

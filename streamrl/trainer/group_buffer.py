@@ -50,19 +50,23 @@ class GroupBuffer:
     def apply(self, changes: Changes) -> list[Group]:
         """Fold one answer of `watch` into the view; the groups that left untrained (dropped, dead), with the rows that
         they had if they were ready."""
+        left: list[Group] = []
+        newest = self.in_service
         if changes.snapshot:
             self.groups.clear()
             self._taken.clear()
-        left: list[Group] = []
-        newest = self.in_service
+            newest = max([newest, *self._acked.values()])  # it tells of live groups alone
+            self._acked.clear()
         for group in changes.groups:
             self._taken.discard(group.uid)
             self.lost_prompts.pop(group.uid, None)
             newest = max(newest, self._acked.pop(group.uid, newest))
             if group.state in LIVE:
                 self.groups[group.uid] = group
-                # One that is new was admitted after the news before these, when `in_service` was.
-                self.begun.setdefault(group.uid, self.in_service)
+                # A new one was admitted after the news before these. One without a closed session was leased last, and
+                # changes come in order: after what came before it here.
+                leased = group.state == "generating" and not group.sessions and not changes.snapshot
+                self.begun[group.uid] = newest if leased else self.begun.get(group.uid, self.in_service)
                 if group.state == "pending" and group.reason == "prompt lost":
                     self.lost_prompts[group.uid] = group
                 elif group.state == "ready":

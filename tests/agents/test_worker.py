@@ -32,6 +32,8 @@ class Custom:
             raise LookupError("the agent lost its way")
         if "sleep" in info:
             await ctx.sleep(info["sleep"])
+        if row["session"] == info.get("sleep_session", (None,))[0]:
+            await ctx.sleep(info["sleep_session"][1])
         made = []
         for index in range(info.get("outputs", 1)):
             trajectory = Trajectory(prompt_ids=ctx.chat.render_prompt(row["raw_prompt"]), num_turns=2)
@@ -529,3 +531,36 @@ def test_what_cannot_be_loaded_is_an_error_at_start(tmp_path: Path) -> None:
 
     run_virtual(main())
     assert config().partitions == ("train",)
+
+
+def test_a_dropped_group_that_is_cancelled_frees_its_slots_at_once_and_writes_nothing() -> None:
+    async def main() -> None:
+        async with farm("= 391", seconds=100.0) as f:
+            await f.admit(["old", "next"])
+            worker = f.start(max_sessions=2, default_agent_loop="single_turn_agent")
+            settled = asyncio.ensure_future(f.settled(2))
+            await asyncio.sleep(12)  # a renewal was at 10
+            await f.trainer.drop("train", ["old"], "cancelled")
+            worker.cancel("train", ["old", "unknown"])
+            began = asyncio.get_running_loop().time()
+            groups = await settled
+            assert asyncio.get_running_loop().time() - began == pytest.approx(100, abs=1), "the next one began at once"
+            assert {uid: group.state for uid, group in groups.items()} == {"old": "dropped", "next": "ready"}
+            assert len(f.server.aborted) == 2
+            assert (worker.counts["groups_cancelled"], worker.counts["groups_lost"]) == (1, 0)
+            assert worker.counts["rows"] == 2
+
+    run_virtual(main())
+
+
+def test_a_slot_that_a_session_leaves_is_used_though_its_group_goes_on() -> None:
+    async def main() -> None:
+        async with farm("= 391") as f:
+            await f.admit(
+                ["slow"], n=2, agent_name="test_custom", extra_info={"score": 1.0, "sleep_session": (1, 100.0)}
+            )
+            await f.admit(["quick"], n=1, agent_name="test_custom", extra_info={"score": 1.0})
+            f.start(max_sessions=2)
+            await f.settled(1, wait=50)
+
+    run_virtual(main())

@@ -82,3 +82,54 @@ def test_the_first_groups_that_all_fail_alike_are_told_from_others() -> None:
     once.apply(changes(1, group("a", 0)))
     once.apply(changes(2, *(group(f"u{i}", i, "dropped", reason="failed: KeyError: 1") for i in range(9))))
     assert not once.all_failed_alike
+
+
+def begun(buffer: GroupBuffer) -> dict[str, int]:
+    return {uid: version for uid, version in sorted(buffer.begun.items()) if buffer.groups[uid].state != "ready"}
+
+
+def growing(uid: str, order: int, *closed: int) -> Group:
+    return Group(uid, "generating", 4, order, {}, sessions=list(closed))
+
+
+def test_a_group_began_no_earlier_than_the_version_in_service_when_it_was_last_seen_pending() -> None:
+    buffer = GroupBuffer(in_service=5)
+    buffer.apply(Changes(1, [group("a", 0), group("b", 1, "pending"), group("c", 2, "pending")], {"pending": 2}))
+    assert begun(buffer) == {"b": 5, "c": 5}
+    buffer.will_be_trained(["a"], 6)
+    buffer.apply(Changes(3, [growing("b", 1), group("a", 0, "trained")], {"pending": 1}))
+    assert begun(buffer) == {"b": 5, "c": 6}, "b was leased before the groups of step 6 were acked, c was not"
+
+
+def test_a_group_leased_after_the_ack_of_a_step_began_with_its_version_also_if_it_is_new() -> None:
+    buffer = GroupBuffer(in_service=5)
+    buffer.apply(Changes(1, [group("a", 0)], {"pending": 0}))
+    buffer.will_be_trained(["a"], 6)
+    buffer.apply(Changes(4, [group("a", 0, "trained"), growing("b", 1), growing("c", 2, 0)], {"pending": 0}))
+    assert begun(buffer) == {"b": 6, "c": 5}, "the last news of c is the end of a session: it may have begun before"
+
+
+def test_a_group_that_was_given_back_keeps_its_age_if_it_keeps_sessions() -> None:
+    buffer = GroupBuffer(in_service=5)
+    buffer.apply(Changes(1, [group("x", 9), growing("a", 0, 1), growing("b", 1)], {"pending": 0}))
+    given = [
+        Group(uid, "pending", 4, order, {}, sessions=closed) for uid, order, closed in (("a", 0, [1]), ("b", 1, []))
+    ]
+    buffer.will_be_trained(["x"], 6)
+    buffer.apply(Changes(4, [group("x", 9, "trained"), *given], {"pending": 2}))
+    assert begun(buffer) == {"a": 5, "b": 6}
+
+
+def test_news_that_do_not_tell_all_make_no_group_younger() -> None:
+    buffer = GroupBuffer(in_service=5)
+    buffer.apply(Changes(1, [group("x", 9), group("a", 0, "pending")], {"pending": 1}))
+    buffer.will_be_trained(["x"], 6)
+    buffer.apply(Changes(3, [group("x", 9, "trained")], {"pending": 0}))  # a was leased, and that is told next
+    assert begun(buffer) == {"a": 5}
+
+
+def test_a_group_that_leaves_has_the_rows_it_had() -> None:
+    buffer = GroupBuffer()
+    buffer.apply(changes(1, group("a", 1, versions=(3, 4))))
+    [left] = buffer.apply(changes(2, group("a", 1, "dropped", reason="stale")))
+    assert [row.tag["min_global_steps"] for row in left.rows] == [3, 4]
