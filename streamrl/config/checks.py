@@ -14,6 +14,7 @@ from agent_loop.plugins import PluginError, is_path_spec
 from agent_loop.rewards import REWARDS
 from agent_loop.tools.base import load_tool
 from streamrl.config import algorithm_checks, data_files, hub
+from streamrl.config.deterministic_checks import deterministic
 from streamrl.config.paths import defines, definitions, find, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.sections.types import MIN_TEMPERATURE
@@ -310,7 +311,7 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
     _batches, _sampler, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _validation,
-    _placement, _datasets, _model, teacher, _code, _names, _trackers, _directories, _memory,
+    _placement, _datasets, _model, teacher, deterministic, _code, _names, _trackers, _directories, _memory,
 )  # fmt: skip
 
 
