@@ -107,7 +107,7 @@ class Saver:
             if self._background:
                 for group in self._roles().values():
                     await group.checkpoint_written(timeout=WRITE_SECONDS)
-            final = await self.store.seal(draft, state, to_yaml(self._parts.config))
+            final = await self.store.seal(draft, state, (self._parts.run.path / "config.yaml").read_text())
             self._batch_log.committed(final)
             await self._parts.queue.commit_step(self._partition, final)
             self._report.saved(state.step, self.store.removed)
