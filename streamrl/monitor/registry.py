@@ -102,7 +102,7 @@ STEP_TABLE: tuple[Metric, ...] = (
         "are lost (those of sessions that were cancelled are not known, and not counted).",
         "",
     ),
-    _step("global_seqlen/{min,max,minmax_diff,balanced_min,balanced_max,mean}", "tokens", "Tokens per rank."),
+    _step("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "Tokens of an update per rank, as balanced."),
     _step("loss_mask/ratio", "share", "Sampled tokens that count in the loss.", ""),
     # Off-policy.
     _step(
@@ -113,7 +113,8 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step(f"training/off_policy/trajectory_staleness_worst/{_STATS}", "versions", "The same for its oldest token."),
     _step(f"training/off_policy/trajectory_spans/{_STATS}", "versions", "Weight versions within one row, less one."),
     _step("training/off_policy/evicted_samples", "groups", "Groups that left for age since the last step."),
-    _step(f"training/off_policy/token_staleness/{_STATS}", "versions", "Age of a sampled token.", ""),
+    _step("training/off_policy/token_staleness/{mean,max,p50,p90,p99}", "versions", "Age of a sampled token.", ""),
+    _step("training/off_policy/token_age/<versions>", "tokens", "Sampled tokens that are so old (64: or older).", ""),
     _step("training/off_policy/token_staleness_trained/max", "versions", "Of the oldest token in the loss.", ""),
     _step("training/off_policy/masked_ratio", "share", "Sampled tokens left out of the loss for age.", ""),
     _step("training/rollout_probs_diff_{valid,max,mean,std}", "", "Rollout against training probabilities, per token."),

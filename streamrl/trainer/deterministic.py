@@ -35,7 +35,8 @@ from streamrl.weight_sync.shared_memory import WeightStore
 from transfer_queue.net.messages import Group
 
 MACHINE_DEPENDENT = (
-    "timing_s/", "perf/", "overlap/", "lost_s/", "queue/", "data/bytes_", "actor/seconds/",
+    "timing_s/", "timing_per_token_ms/", "perf/", "overlap/", "lost_s/", "queue/", "data/bytes_", "actor/seconds/",
+    "agent_loop/", "tool_call_counts/", "sampling/", "waste/", "weights/",
 )  # fmt: skip
 """How the names begin of metrics that tell of time and machine, and are not the same again."""
 

@@ -10,6 +10,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from streamrl.monitor.session_account import SessionAccount
 from streamrl.monitor.trackers import TrackedRun, Trackers, open_trackers
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.scores import score_metrics
+from streamrl.workers.preparation import TOKENS_OF_AGE
 from streamrl.workers.step_metrics import LOWS, PEAKS
 from transfer_queue.errors import QueueError
 from transfer_queue.net.messages import Group, QueueStats
@@ -45,10 +47,12 @@ SUMMED = (
     "data/bytes_read", "data/bytes_written", "rows/trained", "perf/total_num_tokens",
 )  # fmt: skip
 """Metrics of a mini-batch that add up over a step; of `actor/lr` the last one counts; the others are averaged."""
-LARGEST = frozenset(
-    (*PEAKS, *(f"training/off_policy/{age}/max" for age in ("token_staleness", "token_staleness_trained")))
-)
-SMALLEST = frozenset(LOWS)
+_OF_TOKENS = ("critic/rewards", "critic/advantages", "critic/returns", "critic/values")
+LARGEST = frozenset((
+    *PEAKS, *(f"training/off_policy/{age}/max" for age in ("token_staleness", "token_staleness_trained")),
+    *(f"{name}/max" for name in _OF_TOKENS), "global_seqlen/balanced_max",
+))  # fmt: skip
+SMALLEST = frozenset((*LOWS, *(f"{name}/min" for name in _OF_TOKENS), "global_seqlen/balanced_min"))
 
 
 class Reporter:
@@ -365,8 +369,20 @@ def merged_updates(updates: list[dict[str, float]]) -> dict[str, float]:
         elif name in LARGEST or name in SMALLEST:
             merged[name] = max(values) if name in LARGEST else min(values)
         else:
-            merged[name] = sum(values) if name in SUMMED or name.startswith("timing_s/") else sum(values) / len(values)
-    return merged
+            adds_up = name in SUMMED or name.startswith(("timing_s/", TOKENS_OF_AGE))
+            merged[name] = sum(values) if adds_up else sum(values) / len(values)
+    return merged | age_percentiles(merged)
+
+
+def age_percentiles(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of how many tokens are of which age: the age that a share of the tokens does not exceed."""
+    counts = sorted((int(n.removeprefix(TOKENS_OF_AGE)), c) for n, c in metrics.items() if n.startswith(TOKENS_OF_AGE))
+    total, found = sum(count for _, count in counts), {}
+    for share in (50, 90, 99) if total else ():
+        reached = accumulate(count for _, count in counts)
+        age = next(age for (age, _), seen in zip(counts, reached, strict=True) if 100 * seen >= share * total)
+        found[f"training/off_policy/token_staleness/p{share}"] = float(age)
+    return found
 
 
 def _exporter(parts: Parts) -> Exporter | None:

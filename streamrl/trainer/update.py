@@ -98,7 +98,7 @@ class Update:
         )  # fmt: skip
         info = {
             "temperature": config.actor_rollout_ref.rollout.temperature, "step": step, "version": version,
-            "staleness": staleness, "max_age": max_age, "max_masked_ratio": max_masked_ratio,
+            "staleness": staleness, "max_age": max_age, "ages": True, "max_masked_ratio": max_masked_ratio,
             "mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
         }  # fmt: skip
         work = Work(batch, sessions, step, info, self._partition)

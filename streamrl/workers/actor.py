@@ -19,7 +19,7 @@ from streamrl.algorithms.advantages import estimator, moments, whitened
 from streamrl.recording.record import RecordWriter
 from streamrl.recording.samples import FIELDS, SampleOrder, write_samples
 from streamrl.single_controller.decorator import Dispatch, Execute, register
-from streamrl.single_controller.metrics import Mean, Metric, Peak, Total
+from streamrl.single_controller.metrics import Low, Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
 from streamrl.weight_sync import WeightInfo, WeightStore
 from streamrl.workers.batch import MicroBatching, Rows
@@ -30,7 +30,7 @@ from streamrl.workers.engine.schedule import Schedule
 from streamrl.workers.engine.settings import EngineSettings
 from streamrl.workers.held_rows import rows_or_references
 from streamrl.workers.preparation import (
-    flat_mean,
+    flat_stats,
     loss_masks,
     mask_metrics,
     mini_batch_rows,
@@ -183,8 +183,10 @@ class ActorWorker(TrainingWorker):
             batch, {"advantages": _f32(advantages), "returns": _f32(returns), "loss_mask": _f32(loss)}
         )  # fmt: skip
         return {
-            "critic/advantages/mean": flat_mean(advantages, loss),
-            "critic/returns/mean": flat_mean(returns, loss),
+            **flat_stats("critic/advantages", advantages, loss),
+            **flat_stats("critic/returns", returns, loss),
+            **(flat_stats("critic/values", columns["values"], loss) if "values" in columns else {}),
+            **mask_metrics(masks, loss, columns.get("weight_versions"), info),
             "data/bytes_read": Total(bytes_read),
             "data/bytes_written": Total(written),
             "timing_s/adv": Peak(watch.total),
@@ -213,6 +215,9 @@ class ActorWorker(TrainingWorker):
                 "actor/lr": Mean(self._learning_rate(info)),
                 "rows/trained": Total(len(rows)),
                 "perf/total_num_tokens": Total(rows.tokens),
+                "global_seqlen/mean": Mean(rows.tokens),
+                "global_seqlen/balanced_max": Peak(rows.tokens),
+                "global_seqlen/balanced_min": Low(rows.tokens),
                 "data/bytes_read": Total(bytes_read),
                 "timing_s/update_actor": Peak(watch.total),
                 **{f"actor/seconds/{stage}": Peak(seconds) for stage, seconds in watch.stages.items()},

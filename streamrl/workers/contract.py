@@ -10,6 +10,7 @@
 | version | the weights being trained: age of a token = version - its stamp; sets the actor's learning rate | all |
 | staleness | mean age of the rows, versions | update_actor |
 | max_age | older tokens leave the loss, in versions; None: any age counts | update_actor, compute_advantage |
+| ages | true: tell how old the tokens are, though any age counts | update_actor, compute_advantage |
 | max_masked_ratio | a row more of which is older than max_age leaves the loss | update_actor, compute_advantage |
 | excluded | keys that do not count | update_actor |
 | scores | {key: outcome score of the row's session} | compute_rewards, compute_advantage |
@@ -64,7 +65,7 @@ class Reads:
 
     def of(self, method: str, info: Mapping[str, Any]) -> list[str]:
         """In a fixed order. How long the response is, a rank knows from the tag `response_len`."""
-        aged = ["weight_versions"] if info.get("max_age") is not None else []
+        aged = ["weight_versions"] if info.get("max_age") is not None or info.get("ages") else []
         match method:
             case "compute_log_prob" | "compute_ref_log_prob" | "compute_teacher_log_prob" | "compute_values":
                 return ["input_ids"]

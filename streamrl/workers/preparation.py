@@ -10,8 +10,13 @@ import numpy as np
 
 from streamrl.algorithms.off_policy import age_mask, token_age
 from streamrl.single_controller.dispatch import MINI_BATCH, MINI_BATCHES
-from streamrl.single_controller.metrics import Mean, Metric, Peak
+from streamrl.single_controller.metrics import Low, Mean, Metric, Peak, Total
 from transfer_queue.keys import split_row_key
+
+TOKENS_OF_AGE = "training/off_policy/token_age/"
+"""And the age: how many sampled tokens are that old."""
+OLDEST = 64
+"""Tokens that are older count as so old."""
 
 
 def loss_masks(
@@ -71,6 +76,16 @@ def flat_mean(rows: list[np.ndarray], masks: list[np.ndarray]) -> Mean:
     return Mean(total, float(sum(float(mask.sum()) for mask in masks)))
 
 
+def flat_stats(name: str, rows: list[np.ndarray], masks: list[np.ndarray]) -> dict[str, Metric]:
+    """Mean, largest and smallest over the tokens with mask 1; nothing where there is none."""
+    found: dict[str, Metric] = {f"{name}/mean": flat_mean(rows, masks)}
+    counted = [np.asarray(v, np.float64)[m > 0] for v, m in zip(rows, masks, strict=True) if m.any()]
+    if counted:
+        found[f"{name}/max"] = Peak(max(float(values.max()) for values in counted))
+        found[f"{name}/min"] = Low(min(float(values.min()) for values in counted))
+    return found
+
+
 def mini_batch_rows(keys: list[str], info: Mapping[str, Any]) -> list[list[int]]:
     """Per mini-batch of the whole batch, this rank's rows of it (may be none)."""
     index = info.get(MINI_BATCH) or {}
@@ -106,9 +121,13 @@ def mask_metrics(
         flat = np.concatenate(ages) if ages else np.zeros(0, np.int64)
         found["training/off_policy/token_staleness/mean"] = Mean(float(flat.sum()), float(flat.size))
         found["training/off_policy/token_staleness/max"] = Peak(float(flat.max(initial=0)))
+        for age, count in enumerate(np.bincount(np.clip(flat, 0, OLDEST))):
+            if count:
+                found[f"{TOKENS_OF_AGE}{age}"] = Total(float(count))
         counted = [
             token_age(v, int(info["version"]))[m > 0].max(initial=0) for v, m in zip(versions, loss, strict=True)
         ]
         found["training/off_policy/token_staleness_trained/max"] = Peak(float(max(counted, default=0)))
-        found["training/off_policy/masked_ratio"] = Mean(float((flat > int(info["max_age"])).sum()), float(flat.size))
+        if (limit := info.get("max_age")) is not None:
+            found["training/off_policy/masked_ratio"] = Mean(float((flat > int(limit)).sum()), float(flat.size))
     return found

@@ -87,7 +87,7 @@ def test_a_users_tracker_gets_steps_validations_and_samples_of_a_run_without_a_c
     path, _ = run(make_config(f"trainer.logger=[{file}:Mine]", *shown))
     lines = (path / "mine.txt").read_text().splitlines()
     assert lines[0] == "-1 seed"
-    assert [line.split()[:3] for line in lines if "samples" in line] == [["0", "samples", "3"], ["2", "samples", "3"]]
+    assert [line.split()[:3] for line in lines if " samples " in line] == [["0", "samples", "3"], ["2", "samples", "3"]]
     assert [line.split()[0] for line in lines if "critic/score/mean" in line] == ["1", "2"]
     assert [line.split()[0] for line in lines if "val-core/calculator/reward/mean@1" in line] == ["0", "2"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamrl.trainer.report import merged_updates
+from streamrl.trainer.report import age_percentiles, evicted, merged_updates, per_token
 
 
 def test_metrics_of_several_updates_add_up_or_are_averaged_and_extremes_stay_extremes():
@@ -13,3 +13,24 @@ def test_metrics_of_several_updates_add_up_or_are_averaged_and_extremes_stay_ext
     }  # fmt: skip
     high, low = "rollout_corr/log_ppl_diff_max", "rollout_corr/log_ppl_diff_min"
     assert merged_updates([{high: 0.5, low: -0.1}, {high: 0.25, low: -0.5}]) == {high: 0.5, low: -0.5}
+
+
+def test_percentiles_of_the_tokens_ages_come_from_the_counts_of_all_updates():
+    age = "training/off_policy/token_age/"
+    merged = merged_updates([{f"{age}0": 50.0, f"{age}2": 39.0}, {f"{age}0": 1.0, f"{age}2": 5.0, f"{age}10": 5.0}])
+    assert merged[f"{age}2"] == 44.0
+    percentiles = [merged[f"training/off_policy/token_staleness/p{share}"] for share in (50, 90, 99)]
+    assert percentiles == [0.0, 2.0, 10.0]
+    assert age_percentiles({}) == {}
+
+
+def test_groups_that_left_are_counted_under_verls_names_and_times_per_token():
+    dropped = {"stale": 2, "cancelled: too old before its last session ended": 1, "filtered": 3, "failed: x": 4}
+    assert evicted(dropped) == {
+        "training/off_policy/evicted_samples": 3.0, "training/filter_groups/evicted_samples": 3.0,
+        "training/rollout_failure/evicted_samples": 4.0,
+    }  # fmt: skip
+    metrics = {"timing_s/gen": 1.0, "timing_s/ref": 3.0, "response_length/mean": 5.0, "rows/trained": 100.0}
+    assert per_token(metrics | {"perf/total_num_tokens": 1500.0}) == {
+        "timing_per_token_ms/gen": 2.0, "timing_per_token_ms/ref": 2.0,
+    }  # fmt: skip
