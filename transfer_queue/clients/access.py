@@ -14,6 +14,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from transfer_queue.errors import Invalid, SegmentGone
+from transfer_queue.failpoints import failpoint
 from transfer_queue.net.bulk import BulkClient
 from transfer_queue.net.messages import Block, Segment, UnitInfo
 from transfer_queue.service.lifetime import boot_id
@@ -96,6 +97,7 @@ class UnitAccess:
                 assert extent.file is not None
                 durable.add(extent.file)
         for file in durable:
+            failpoint("client.before_sync")
             await self._syncs.sync(file)
 
     async def fetch(self, blocks: list[Block], rows: Sequence[int]) -> list[memoryview]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from transfer_queue.controller.pages import GROUPS, PARTITIONS, ROWS, Pages
 from transfer_queue.controller.parking import Parked, Parking, Replies, Waiting
 from transfer_queue.controller.recalling import Recalling
 from transfer_queue.controller.recovery import recover, sections
+from transfer_queue.controller.unsynced import Unsynced
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
 from transfer_queue.failpoints import failpoint
 from transfer_queue.ledger import Ledger, again, kept
@@ -123,7 +125,8 @@ class ControllerCore:
     """See the module. Invariants:
 
     - A mutation is applied, then journaled, then answered; one that is refused changes nothing and is not journaled.
-    - No answer and no push leaves before `sync` if it follows a mutation of a partition of durability "journal".
+    - No answer about a partition, and no push, leaves before the mutations of durability "journal" that it follows are
+      on the disk.
     - Among requests that wait for the same thing, the one that came first is served first.
     - Every parked request is answered: when it can be served, or at its deadline, or never if its client is gone.
     - A segment has at most one writer; no commit is accepted whose bytes lie in a segment its client does not hold.
@@ -146,15 +149,17 @@ class ControllerCore:
         """With an empty `run` or `key`, Hello is not checked against it."""
         self.ledger = ledger
         self._send = send
+        self.hold: Callable[[int, str, Response], None] = lambda _, *sent: send(*sent)
+        """Takes what may leave only once the record of that number is on the disk; by default `send`, see `sync`."""
         self._journal = journal
         self._run, self._key = run, key
         self._clients: dict[str, str] = {}  # identity -> Hello name
         self._seq = 0
         self._orders = 0  # pushed to units so far
-        self._unsynced = False  # a record is not on the disk that has to be
+        self._unsynced = Unsynced()
         self._parking = Parking()
         self._told: dict[str, int | None] = {}  # partition -> number of the last change that its watchers were told
-        self.pages = Pages(send) if paged else None
+        self.pages = Pages(lambda *sent: self._tell(self._unsynced.needed(), *sent)) if paged else None
         self._fetching = fetching if fetching is not None else Fetching()
         self._replies = Replies()
         self.absences = Absences()  # of storage units; set `after` to change when one is given up
@@ -213,12 +218,12 @@ class ControllerCore:
         """Take one request; it is answered through `send`, now or when it can be."""
         body = request.body
         if isinstance(body, Hello):
-            return self._respond(client, request.id, self._hello(client, body))
+            return self._send(client, Response(request.id, self._hello(client, body)))
         if client not in self._clients:
-            return self._respond(client, request.id, Failed(Disconnected.code, "say Hello first"))
+            return self._send(client, Response(request.id, Failed(Disconnected.code, "say Hello first")))
         known = self._known(client, request)
         if known is not None:
-            return self._respond(client, request.id, known)
+            return self._respond(client, request.id, body, known)
         if (client, request.id) in self._parking:
             return  # sent again while it waits
         try:
@@ -279,11 +284,20 @@ class ControllerCore:
         return min((time for time in times if time is not None), default=None)
 
     def sync(self) -> None:
-        """To be called before anything that went to `send` leaves, once for as much as possible: what must not be lost
-        with the machine is on the disk then."""
-        if self._unsynced:
+        """For shells without `hold`: to be called before anything that went to `send` leaves, once for as much as
+        possible. What must not be lost with the machine is on the disk then."""
+        if self._unsynced.needed():
             self._journal.sync()
-            self._unsynced = False
+            self._unsynced.covered(self._seq)
+
+    def begin_sync(self) -> tuple[int, Executor | None, Callable[[], None]]:
+        """Work for a thread of that executor (None: of any), after which all records up to this one are on the disk;
+        `synced` is to be told. One at a time."""
+        return self._seq, *self._journal.begin_sync()
+
+    def synced(self, record: int) -> None:
+        """The sync that was begun after `record` has ended well."""
+        self._unsynced.covered(record)
 
     def close(self) -> None:
         """Close the journal."""
@@ -368,8 +382,9 @@ class ControllerCore:
         partition = getattr(mutation, "partition", None)
         durable = self.ledger.is_durable(partition)
         reply = self.ledger.apply(mutation, now, client, request)
-        self._unsynced |= durable or self.ledger.is_durable(partition)
         self._seq += 1
+        if durable or self.ledger.is_durable(partition):
+            self._unsynced.note(self._seq, partition)
         failpoint("controller.before_append")
         self._journal.append(Record(seq=self._seq, now=now, client=client, request=request, mutation=mutation))
         failpoint("controller.after_append")
@@ -653,14 +668,23 @@ class ControllerCore:
         if not isinstance(body, REPEATABLE):
             self._replies.put(client, request, kept(reply))
         failpoint("controller.before_reply")
-        self._respond(client, request, reply)
+        self._respond(client, request, body, reply)
 
-    def _respond(self, client: str, request: int, reply: Reply) -> None:
-        self._send(client, Response(id=request, body=reply))
+    def _respond(self, client: str, request: int, body: Mutation | Query, reply: Reply) -> None:
+        needed = self._unsynced.needed(getattr(body, "partition", None))
+        self._tell(needed, client, Response(id=request, body=reply))
+
+    def _tell(self, record: int, client: str, response: Response) -> None:
+        """Once that record is on the disk; 0: now."""
+        if record:
+            self.hold(record, client, response)
+        else:
+            self._send(client, response)
 
     def _push(self, client: str, push: Push) -> None:
         self._orders += 1
-        self._send(client, Response(id=0, body=msgspec.structs.replace(push, order=self._orders)))
+        push = msgspec.structs.replace(push, order=self._orders)
+        self._tell(self._unsynced.needed(), client, Response(id=0, body=push))
 
 
 def _failed(error: QueueError) -> Failed:

@@ -5,9 +5,9 @@
     waits for    its sockets, a client's death, or the core's next deadline, and nothing else
     woken by     exactly these; it never polls
 
-One turn: requests are read and applied, then their answers go out together; before that the journal is synced, once, if
-a partition of durability "journal" was changed. A client is known by its own random name
-for itself; the core answers nobody who has not said Hello with the run's key.
+One turn: requests are read and applied, then their answers go out together, but for those that follow a change of a
+partition of durability "journal": they wait until the journal is on the disk (group_commit.py). A client is known by
+its own random name for itself; the core answers nobody who has not said Hello with the run's key.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from transfer_queue.controller.absences import UNIT_LOST_AFTER
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.fetching import Fetching
+from transfer_queue.controller.group_commit import GroupCommit
 from transfer_queue.controller.no_room import until_room
 from transfer_queue.errors import Invalid, QueueClosed, QueueError
 from transfer_queue.failpoints import failpoint
@@ -75,6 +76,8 @@ class ControllerServer:
         self._paging: asyncio.Handle | None = None
         self._nuisance = Nuisance(log, "a malformed message was ignored")
         self._core = make_core(self._send)
+        self._core.hold = self._hold
+        self._commit = GroupCommit(self._core, self._release)
         self._listener = _listen(
             endpoints, key, on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse
         )
@@ -96,6 +99,7 @@ class ControllerServer:
             if handle is not None:
                 handle.cancel()
         self._listener.close()
+        self._commit.close()
         self._core.close()
 
     def _on_frame(self, client: str, frame: bytes | memoryview, pid: int) -> None:
@@ -124,13 +128,13 @@ class ControllerServer:
     def _turn_ends(self) -> None:
         """Let the answers of this turn go, and set the timer."""
         while self._answers:
-            self._core.sync()
             failpoint("controller.before_flush")
             answers, self._answers = self._answers, []
             for client, frame in answers:
                 if not self._listener.send(client, frame):
                     log.debug("client %s is not connected; its answer was dropped", _short(client))
             self._listener.flush()
+        self._commit.turn_ends()
         if self._core.pages and self._paging is None:
             self._paging = self._loop.call_soon(self._page)
         self._arm()
@@ -162,13 +166,17 @@ class ControllerServer:
         """Messages ignored so far."""
         return self._nuisance.count
 
+    def _hold(self, record: int, client: str, response: Response) -> None:
+        """What the core has to say once a record is on the disk."""
+        self._commit.hold(record, client, _frame(response))
+
+    def _release(self, answers: list[tuple[str, bytes]]) -> None:
+        self._answers += answers
+        self._turn_ends()
+
     def _send(self, client: str, response: Response) -> None:
         """What the core has to say; it goes out at the end of the turn."""
-        frame = encode(response)
-        if len(frame) > MAX_FRAME:
-            error = Invalid(f"the answer takes {len(frame)} bytes, the limit is {MAX_FRAME}: ask for less at once")
-            frame = encode(Response(response.id, failed_of(error)))
-        self._answers.append((client, frame))
+        self._answers.append((client, _frame(response)))
         if isinstance(response.body, Welcome) and self._greeting is not None and self._greeting[0] == client:
             self._listener.trust(client)
             self._welcomed.add(client)
@@ -306,6 +314,14 @@ def _listener_at(endpoint: str, key: str) -> Callable[..., Listener]:
         return functools.partial(ZmqListener, endpoint, key=key)
     path = check_endpoint(endpoint, ("unix", "ipc"))
     return functools.partial(*((StreamListener, path) if endpoint.startswith("unix:") else (ZmqListener, endpoint)))
+
+
+def _frame(response: Response) -> bytes:
+    frame = encode(response)
+    if len(frame) <= MAX_FRAME:
+        return frame
+    error = Invalid(f"the answer takes {len(frame)} bytes, the limit is {MAX_FRAME}: ask for less at once")
+    return encode(Response(response.id, failed_of(error)))
 
 
 def _fail(failed: asyncio.Future[None], loop: asyncio.AbstractEventLoop, context: dict) -> None:

@@ -17,6 +17,8 @@ import gc
 import logging
 import os
 import signal
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,7 @@ class History:
         self._fork = fork
         self._tail = tail
         self._child: int | None = None
+        self._thread: ThreadPoolExecutor | None = None
 
     def append(self, record: Record) -> None:
         self._journal.append(record)
@@ -76,6 +79,11 @@ class History:
 
     def sync(self) -> None:
         self._journal.sync()
+
+    def begin_sync(self) -> tuple[Executor, Callable[[], None]]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "journal")
+        return self._thread, self._journal.begin_sync()
 
     def settle(self, sections: Sections) -> None:
         if self._child is not None:
@@ -95,6 +103,7 @@ class History:
                 return log.warning("no snapshot after record %d: %s", self._record, error)
             return self._prune()
         parent = os.getpid()
+        self._end_thread()
         try:
             self._child = os.fork()
         except OSError as error:
@@ -109,7 +118,14 @@ class History:
                 os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             self._child = None
+        self._end_thread()
         self._journal.close()
+
+    def _end_thread(self) -> None:
+        """A process that forks has one thread: a sync under way is waited for."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+            self._thread = None
 
     def _look_after_child(self) -> None:
         assert self._child is not None

@@ -22,6 +22,8 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -76,6 +78,10 @@ class JournalLike(Protocol):
         """All records so far are on the disk when this returns. An exception is final."""
         ...
 
+    def begin_sync(self) -> tuple[Executor | None, Callable[[], None]]:
+        """The same as work for a thread of that executor (None: of any), while records are appended. One at a time."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -97,6 +103,9 @@ class MemoryJournal:
     def sync(self) -> None:
         self.synced = len(self.records)
 
+    def begin_sync(self) -> tuple[Executor | None, Callable[[], None]]:
+        return None, partial(setattr, self, "synced", len(self.records))
+
     def close(self) -> None:
         pass
 
@@ -114,6 +123,9 @@ class NullJournal:
 
     def sync(self) -> None:
         pass
+
+    def begin_sync(self) -> tuple[Executor | None, Callable[[], None]]:
+        return None, self.sync
 
     def close(self) -> None:
         pass
@@ -162,16 +174,28 @@ class Journal:
 
     def sync(self) -> None:
         """All records, in older files too, are on the disk when this returns. Raises JournalFailed."""
+        self.begin_sync()()
+
+    def begin_sync(self) -> Callable[[], None]:
+        """The same as work for a thread, whatever happens to this journal meanwhile."""
         try:
             if not self._lasting:
                 sync_journals(self.path)
                 sync_directory(self.path.parent)
                 sync_directory(self.path.parent.parent)
                 self._lasting = True
-            if not self._fsync:
-                os.fdatasync(self._fd)
+            return partial(self._sync, os.dup(self._fd))
         except OSError as error:
             raise self._refusal(error) from error
+
+    def _sync(self, fd: int) -> None:
+        try:
+            if not self._fsync:
+                os.fdatasync(fd)
+        except OSError as error:
+            raise self._refusal(error) from error
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
