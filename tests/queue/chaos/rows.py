@@ -16,8 +16,16 @@ from transfer_queue.errors import DeadlineExceeded, NotFound
 
 PLAIN, STREAM = "plain", "stream"
 
+DURABLE = "durable"
+"""As PLAIN, with durability "journal"."""
+
 STREAMED = 24
 """Rows that are put once and fetched once, two at a time."""
+
+
+def partition_of(key: str) -> str:
+    """Where a writer's row is: those of the second one are durable."""
+    return DURABLE if key.startswith("w1") else PLAIN
 
 
 class PlainRows(Clients):
@@ -29,6 +37,8 @@ class PlainRows(Clients):
         """Writes, reads and clears keys that are its own."""
         client = await process.connect()
         keys = [f"w{number}k{i}" for i in range(self.keys)]
+        if partition_of(keys[0]) == DURABLE:
+            await client.open_partition(DURABLE, tasks=[], durability="journal")
         while self.written[number] < self.rounds:
             some = sorted(self.random.sample(keys, self.random.randrange(1, 4)))
             luck = self.random.random()
@@ -37,7 +47,7 @@ class PlainRows(Clients):
             elif luck < 0.7:
                 with contextlib.suppress(NotFound):
                     async with self._attempt(process, some, [None] * len(some)):
-                        await client.clear(PLAIN, some)
+                        await client.clear(partition_of(some[0]), some)
             else:
                 await self.check_plain(client, some)
             self.written[number] += 1
@@ -50,13 +60,13 @@ class PlainRows(Clients):
         digests: list[str | None] = [digest(value) for value in values]
         tags = [{"digest": found} for found in digests]
         async with self._attempt(process, keys, digests):
-            await client.put(PLAIN, keys, {"v": values}, tags=tags)
+            await client.put(partition_of(keys[0]), keys, {"v": values}, tags=tags)
 
     async def check_plain(self, client: QueueClient, keys: list[str]) -> None:
         """All that was acknowledged is there, with the bytes and tags of one write."""
         for key in keys:
             try:
-                located, got = await client.read_again(lambda key=key: client.lookup(PLAIN, [key]))
+                located, got = await client.read_again(lambda key=key: client.lookup(partition_of(key), [key]))
             except NotFound:
                 located, got = None, None
             if located is None or got is None or not located.keys:

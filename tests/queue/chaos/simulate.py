@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.queue.chaos.job import Job
 from tests.queue.chaos.loop import SeededLoop, run_seeded
-from tests.queue.chaos.rows import PLAIN, STREAMED
+from tests.queue.chaos.rows import DURABLE, PLAIN, STREAMED
 from tests.queue.chaos.training import TRAIN
 from tests.queue.chaos.world import Faults, World
 from transfer_queue.failpoints import FAILPOINTS
@@ -20,6 +20,7 @@ OFTEN = {
     "controller.before_append": 150, "controller.after_append": 150, "controller.before_reply": 200,
     "controller.before_flush": 200, "recovery.mid_replay": 100, "client.after_send": 250, "client.after_copy": 50,
     "client.after_commit": 50, "client.before_renew": 12, "unit.mid_make": 8, "unit.after_make": 8, "unit.mid_free": 6,
+    "controller.before_sync": 24, "controller.after_sync": 24, "client.before_sync": 14,
     "snapshot.mid_prune": 3,
 }  # fmt: skip
 """About how often a run passes a failpoint; the others a few times."""
@@ -120,7 +121,7 @@ async def _judge(world: World, job: Job) -> None:
         await job.check_plain(client, [f"w{number}k{i}" for number in job.written for i in range(job.keys)])
         depth = (await client.stats()).partitions[TRAIN].depth
         assert depth["trained"] == job.groups, f"the queue counts {depth}"
-        assert PLAIN in await client.list()
+        assert {PLAIN, DURABLE} <= set(await client.list())
         await client.close()
         judged.set()
 

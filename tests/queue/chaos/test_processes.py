@@ -28,7 +28,8 @@ ROLES = ("writer", "generator", "trainer")
 
 NTH = {
     "controller.before_append": 60, "controller.after_append": 90, "controller.before_reply": 120,
-    "controller.before_flush": 40, "recovery.mid_replay": 30, "client.after_send": 25, "client.after_copy": 9,
+    "controller.before_flush": 40, "controller.before_sync": 20, "controller.after_sync": 30, "client.before_sync": 15,
+    "recovery.mid_replay": 30, "client.after_send": 25, "client.after_copy": 9,
     "client.after_commit": 9, "client.before_renew": 3, "unit.before_answer": 5,
 }  # fmt: skip
 """At which passage it kills; else at the first."""
@@ -99,6 +100,8 @@ def run(directory: Path, failpoint: str, monkeypatch: pytest.MonkeyPatch, kill: 
     try:
         with SyncQueueClient(service.address, "feeder") as feeder:
             feeder.open_partition("train", tasks=TASKS)
+            if failpoint.endswith("_sync"):
+                feeder.open_partition("plain", tasks=[], durability="journal")
             for role in ROLES:
                 work.start(role)
             for i in range(GROUPS):
