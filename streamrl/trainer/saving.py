@@ -101,6 +101,7 @@ class Saver:
         if writing is not None:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
+            self.store.clean()
 
     async def _write(self, draft: Path, state: TrainerState) -> None:
         try:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import resource
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -34,6 +38,47 @@ async def test_as_many_checkpoints_stay_as_are_asked_for_and_the_newest_makes_ac
     assert store.removed == removed
 
 
+async def test_every_nth_checkpoint_stays_beside_the_last_ones(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1, keep_every=4)
+    for step in (2, 4, 6, 8, 10, 11):
+        await store.save(TrainerState(step, 0), save_shard)
+    assert store.steps() == [4, 8, 11]
+    assert store.removed == [10]
+
+
+async def test_what_killed_processes_left_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    await store.save(TrainerState(2, 0), save_shard)
+    for name in (".global_step_4.draft", ".global_step_1.removed"):
+        shutil.copytree(tmp_path / "global_step_2", tmp_path / name)
+    assert store.steps() == [2]
+    store.clean()
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_2"]  # noqa: ASYNC240
+
+
+@pytest.mark.parametrize("size", [0, 10, 4096, 20_000])
+async def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path, size: int) -> None:
+    """On any file of it: a file can grow to `size`, as on a full disk."""
+    store = CheckpointStore(tmp_path)
+    await store.save(TrainerState(2, 0), save_shard)
+
+    async def save_much(directory: Path) -> None:
+        (directory / "actor").mkdir()
+        (directory / "actor" / "shard.bin").write_bytes(bytes(8192))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            await store.save(TrainerState(4, 0, outstanding=list(range(10_000))), save_much)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_2"]  # noqa: ASYNC240
+    assert store.load(2).step == 2
+
+
 async def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     await store.save(TrainerState(2, 0), save_shard)
@@ -43,12 +88,40 @@ async def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.glob("*")] == ["global_step_2"]  # noqa: ASYNC240
 
 
-@pytest.mark.parametrize("damage", [lambda f: f.write_bytes(b"weightz"), lambda f: f.unlink()])
+def a_link_in_its_place(file: Path) -> None:
+    """To the very same bytes."""
+    elsewhere = file.parent.parent.parent / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda f: f.write_bytes(b"weightz"),
+        lambda f: f.write_bytes(b"weight"),
+        lambda f: f.write_bytes(b""),
+        lambda f: f.unlink(),
+    ],
+    ids=["a flipped bit", "cut short", "empty", "missing"],
+)
 async def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage) -> None:
     store = CheckpointStore(tmp_path)
     await store.save(TrainerState(2, 0), save_shard)
     damage(tmp_path / "global_step_2" / "actor" / "shard.bin")
     with pytest.raises(CheckpointError, match=r"global_step_2 is damaged: actor/shard.bin"):
+        store.load(2)
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [(a_link_in_its_place, "shard.bin is a link"), (lambda f: os.mkfifo(f"{f}.p"), "p is no plain file")],
+)
+async def test_a_checkpoint_with_anything_but_plain_files_is_refused(tmp_path: Path, place, says: str) -> None:
+    store = CheckpointStore(tmp_path)
+    await store.save(TrainerState(2, 0), save_shard)
+    place(tmp_path / "global_step_2" / "actor" / "shard.bin")
+    with pytest.raises(CheckpointError, match=f"global_step_2 cannot be read: .*{says}"):
         store.load(2)
 
 
