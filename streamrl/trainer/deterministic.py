@@ -36,9 +36,10 @@ from transfer_queue.net.messages import Group
 
 MACHINE_DEPENDENT = (
     "timing_s/", "timing_per_token_ms/", "perf/", "overlap/", "lost_s/", "queue/", "data/bytes_", "actor/seconds/",
-    "agent_loop/", "tool_call_counts/", "sampling/", "waste/", "weights/",
+    "agent_loop/", "tool_call_counts/", "sampling/", "waste/", "weights/rollout_version_min", "weights/bytes",
 )  # fmt: skip
-"""How the names begin of metrics that tell of time and machine, and are not the same again."""
+"""How the names of metrics begin that are not the same again: times, loads, and what is told of sessions by their own
+events, which a process killed meanwhile did not see."""
 
 
 def comparable(metrics: Mapping[str, Any]) -> dict[str, Any]:
