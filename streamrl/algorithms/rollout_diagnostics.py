@@ -37,6 +37,7 @@ def policy_gap(
         rollout_kl, rollout_k3_kl     of a token: -log r_t, and r_t - 1 - log r_t; estimates of KL(rollout || pi)
         rollout_chi2_token            of a token: r_t^2 - 1; its mean is the variance of the weights r_t
         rollout_probs_diff            of a token: |pi(t) - pi_rollout(t)|; `_squared` its square
+        probs, rollout_probs          of a token: pi(t), pi_rollout(t); `_squared` their squares, probs_product both
         rollout_chi2_seq              of a row: (product of r_t)^2 - 1
         training_ppl, rollout_ppl     of a row: exp(-l), exp(-q); `_log_ppl` without the exponential
         log_ppl_diff                  of a row: q - l; `_abs_` its absolute value, ppl_ratio its exponential
@@ -52,6 +53,7 @@ def policy_gap(
     logs = torch.where(kept, new - old, torch.zeros_like(new))
     ratio = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     difference = torch.where(kept, (new.exp() - old.exp()).abs(), torch.zeros_like(new))
+    probs, rollout_probs = (torch.where(kept, logs.exp(), torch.zeros_like(logs)) for logs in (new, old))
     rows = of_row("seq_sum", counts, counts, row) > 0
     training, rollout = (of_row("seq_mean", -values, counts, row)[rows] for values in (new, old))
     gap = training - rollout
@@ -62,6 +64,11 @@ def policy_gap(
         "rollout_chi2_token": ((2.0 * ratio).exp() - 1.0).sum(),
         "rollout_probs_diff": difference.sum(),
         "rollout_probs_diff_squared": difference.square().sum(),
+        "probs": probs.sum(),
+        "probs_squared": probs.square().sum(),
+        "rollout_probs": rollout_probs.sum(),
+        "rollout_probs_squared": rollout_probs.square().sum(),
+        "probs_product": (probs * rollout_probs).sum(),
         "rollout_chi2_seq": ((2.0 * product).exp() - 1.0).sum(),
         "training_ppl": _exp(training).sum(),
         "rollout_ppl": _exp(rollout).sum(),

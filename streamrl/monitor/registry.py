@@ -117,7 +117,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("training/off_policy/token_age/<versions>", "tokens", "Sampled tokens that are so old (64: or older).", ""),
     _step("training/off_policy/token_staleness_trained/max", "versions", "Of the oldest token in the loss.", ""),
     _step("training/off_policy/masked_ratio", "share", "Sampled tokens left out of the loss for age.", ""),
-    _step("training/rollout_probs_diff_{valid,max,mean,std}", "", "Rollout against training probabilities, per token."),
+    _step("training/rollout_probs_diff_{max,mean,std}", "", "Rollout against training probabilities, per token."),
     _step("training/rollout_actor_probs_pearson_corr", "", "Correlation of rollout and training probabilities."),
     _step(
         "rollout_corr/{kl,k3_kl,chi2_token,chi2_seq}",
@@ -161,8 +161,8 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("perf/total_num_tokens", "tokens", "Prompt and response tokens of the rows trained."),
     _step("perf/time_per_step", "seconds", "timing_s/step."),
     _step("perf/throughput", "tokens/s", "Tokens per second and training rank.", "same, per trainer and rollout GPU"),
-    _step("perf/{max_memory_allocated_gb,max_memory_reserved_gb,cpu_memory_used_gb}", "GiB", "Memory, largest rank."),
-    _step("perf/mfu/{actor,critic}", "share", "Model FLOPs utilisation."),
+    _step("perf/{max_memory_allocated_gb,max_memory_reserved_gb}", "GiB", "Of a training rank's GPU, the largest."),
+    _step("perf/cpu_memory_used_gb", "GiB", "In use on the trainer's node."),
     _step("perf/generated_tokens_per_s", "tokens/s", "Tokens sampled by all servers.", ""),
     _step("teacher/tokens_scored", "tokens", "Scored by the teacher's servers since the last step.", ""),
     _step("teacher/queue_s", "seconds", "What a row waited there for its turn, mean since the last step.", ""),
@@ -173,6 +173,7 @@ STEP_TABLE: tuple[Metric, ...] = (
         "Measured step, its bound T*, and T_train, T_gen, T_sync, from which that follows.",
         "",
     ),
+    _step("overlap/cpu_bound_s", "seconds", "CPU seconds of the run / cores, on the trainer's node.", ""),
     _step("overlap/generation_{busy,stalled,idle}_s", "seconds", "What the mean engine did during the step.", ""),
     _step(
         f"lost_s/{{{','.join(CAUSES)}}}",

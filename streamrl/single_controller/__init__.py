@@ -30,7 +30,17 @@ from streamrl.single_controller.errors import (
     WorkerTimeout,
 )
 from streamrl.single_controller.local_group import LocalWorkerGroup
-from streamrl.single_controller.metrics import Effective, Low, Mean, Metric, Peak, Spread, Total, merge_metrics
+from streamrl.single_controller.metrics import (
+    Correlation,
+    Effective,
+    Low,
+    Mean,
+    Metric,
+    Peak,
+    Spread,
+    Total,
+    merge_metrics,
+)
 from streamrl.single_controller.pool import ResourcePool
 from streamrl.single_controller.ranks import create_colocated_worker_cls
 from streamrl.single_controller.roles import ResourcePoolManager, Role
@@ -41,8 +51,8 @@ if TYPE_CHECKING:
     from streamrl.single_controller.ray_group import RayWorkerGroup
 
 __all__ = [
-    "Call", "ClassWithInitArgs", "Dispatch", "Effective", "Execute", "LocalWorkerGroup", "Low", "Mean", "MeshDispatch",
-    "MeshError", "Metric", "Peak", "PlacementError", "RankInfo", "RayClassWithInitArgs", "RayWorkerGroup",
+    "Call", "ClassWithInitArgs", "Correlation", "Dispatch", "Effective", "Execute", "LocalWorkerGroup", "Low", "Mean",
+    "MeshDispatch", "MeshError", "Metric", "Peak", "PlacementError", "RankInfo", "RayClassWithInitArgs", "RayWorkerGroup",
     "ResourcePool", "ResourcePoolManager", "Role", "Spread", "Total", "Worker", "WorkerDied", "WorkerFailed",
     "WorkerGroup", "WorkerGroupError", "WorkerTimeout", "create_colocated_worker_cls",
     "make_nd_compute_dataproto_dispatch_fn", "merge_metrics", "register",

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+TINY = 1e-24
+"""A product of variances below it is rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mean:
@@ -59,7 +62,20 @@ class Effective:
     squares: float
 
 
-Metric = Mean | Total | Peak | Low | Spread | Effective
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """Pearson's, of pairs: how many there are, the sums of either, of their squares and of their products; where one of
+    them never varies it is 0."""
+
+    count: float
+    x: float
+    y: float
+    xx: float
+    yy: float
+    xy: float
+
+
+Metric = Mean | Total | Peak | Low | Spread | Effective | Correlation
 
 
 def is_metrics(value: Any) -> bool:
@@ -88,10 +104,17 @@ def _merged(name: str, metrics: list[Metric]) -> float:
         if Effective in kinds:
             return total**2 / (count * squares) if squares else 0.0
         return math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count else 0.0
+    if kinds == {Correlation}:
+        return _correlation(*(_sum(metrics, part) for part in ("count", "x", "y", "xx", "yy", "xy")))
     if kinds == {Total}:
         return _sum(metrics, "value")
     values = [metric.value for metric in metrics if isinstance(metric, Peak | Low)]
     return max(values) if Peak in kinds else min(values)
+
+
+def _correlation(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float:
+    variances = (xx - x * x / count) * (yy - y * y / count) if count else 0.0
+    return (xy - x * y / count) / math.sqrt(variances) if variances > TINY else 0.0
 
 
 def _sum(metrics: list[Metric], part: str) -> float:

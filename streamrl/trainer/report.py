@@ -51,6 +51,7 @@ _OF_TOKENS = ("critic/rewards", "critic/advantages", "critic/returns", "critic/v
 LARGEST = frozenset((
     *PEAKS, *(f"training/off_policy/{age}/max" for age in ("token_staleness", "token_staleness_trained")),
     *(f"{name}/max" for name in _OF_TOKENS), "global_seqlen/balanced_max",
+    "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb",
 ))  # fmt: skip
 SMALLEST = frozenset((*LOWS, *(f"{name}/min" for name in _OF_TOKENS), "global_seqlen/balanced_min"))
 

@@ -40,7 +40,14 @@ from streamrl.workers.preparation import (
 from streamrl.workers.row_store import RowStore
 from streamrl.workers.settings import ActorSettings
 from streamrl.workers.step_metrics import Measured, step_metrics
-from streamrl.workers.training_worker import Profile, Stopwatch, TrainingWorker, check_finite, temperature_of
+from streamrl.workers.training_worker import (
+    Profile,
+    Stopwatch,
+    TrainingWorker,
+    check_finite,
+    device_memory,
+    temperature_of,
+)
 from transfer_queue.metadata import KVBatchMeta
 
 HUGGINGFACE = "huggingface"
@@ -218,6 +225,7 @@ class ActorWorker(TrainingWorker):
                 "global_seqlen/mean": Mean(rows.tokens),
                 "global_seqlen/balanced_max": Peak(rows.tokens),
                 "global_seqlen/balanced_min": Low(rows.tokens),
+                **device_memory(),
                 "data/bytes_read": Total(bytes_read),
                 "timing_s/update_actor": Peak(watch.total),
                 **{f"actor/seconds/{stage}": Peak(seconds) for stage, seconds in watch.stages.items()},

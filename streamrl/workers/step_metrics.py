@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streamrl.single_controller.metrics import Effective, Low, Mean, Metric, Peak, Spread, Total
+from streamrl.single_controller.metrics import Correlation, Effective, Low, Mean, Metric, Peak, Spread, Total
 from streamrl.workers.engine.base import StepOutput
 
 OF_STEPS = {"actor/pg_loss": "pg_loss", "actor/loss": "loss", "actor/entropy_loss": "entropy_loss",
@@ -50,6 +50,8 @@ SPREADS: dict[str, tuple[type[Spread | Effective], str, str, str]] = {
     "training/rollout_probs_diff_std": (Spread, "tokens", "rollout_probs_diff", "rollout_probs_diff_squared"),
 }
 """Metric -> its kind, and the sums of number, value and square."""
+PROBS = ("tokens", "probs", "rollout_probs", "probs_squared", "rollout_probs_squared", "probs_product")
+"""Sums that Pearson's correlation of the two policies' probabilities follows from."""
 PEAKS = {
     f"{CORR}/log_ppl_diff_max": "log_ppl_diff", "training/rollout_probs_diff_max": "rollout_probs_diff",
     f"{IS}_max": "is_max", f"{IS}_seq_max": "is_seq_max", f"{IS}_seq_max_deviation": "is_seq_deviation",
@@ -86,6 +88,8 @@ def step_metrics(steps: Sequence[StepOutput], corrections: Sequence[Measured], d
     for name, (kind, *parts) in SPREADS.items():
         if all(part in sums for part in parts):
             metrics[name] = kind(*(sums[part] for part in parts))
+    if all(part in sums for part in PROBS):
+        metrics["training/rollout_actor_probs_pearson_corr"] = Correlation(*(sums[part] for part in PROBS))
     if "is_tokens" in sums:
         metrics[f"{IS}_oob_ratio"] = Mean(sums["is_high"] + sums["is_low"], sums["is_tokens"])
     for name, value in sums.items():

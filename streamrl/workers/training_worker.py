@@ -22,6 +22,7 @@ import numpy as np
 
 from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.local_group import InOrder
+from streamrl.single_controller.metrics import Metric, Peak
 from streamrl.single_controller.worker import RankInfo, Worker
 from streamrl.workers.batch import Rows
 from streamrl.workers.contract import Reads, step_of
@@ -219,3 +220,13 @@ def partition_of(batch: KVBatchMeta) -> str:
     if batch.partition_id is None:
         raise ValueError(f"{batch} names no partition")
     return batch.partition_id
+
+
+def device_memory() -> dict[str, Metric]:
+    """GiB that this rank's GPU held at most since it started; nothing on a CPU."""
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    most = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    return {f"perf/max_memory_{name}_gb": Peak(size / (1 << 30)) for name, size in most.items()}

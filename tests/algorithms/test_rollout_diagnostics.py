@@ -74,6 +74,9 @@ def test_differences_of_probabilities_have_mean_deviation_and_maximum(seed: int)
     ])  # fmt: skip
     expected = {"mean": away.mean(), "std": away.std(), "max": away.max()}
     assert metrics_of([found], "training/rollout_probs_diff_") == pytest.approx(expected, rel=1e-9)
+    pair = (np.concatenate([np.exp(p[m]) for p, m in zip(of, kept, strict=True)]) for of in (batch.old, batch.rollout))
+    correlation = metrics_of([found], "training/rollout_actor_probs_pearson_")["corr"]
+    assert correlation == pytest.approx(np.corrcoef(*pair)[0, 1], abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -113,7 +116,9 @@ def test_what_does_not_count_is_in_no_figure_and_nothing_overflows() -> None:
     sums, peaks = policy_gap(log_probs, rollout, torch.tensor([1.0, 0.0, 0.0]), row)
     assert {name: float(value) for name, value in sums.items()} == pytest.approx(
         {**dict.fromkeys(sums, 0.0), "training_ppl": math.e, "rollout_ppl": math.e, "training_log_ppl": 1.0,
-         "rollout_log_ppl": 1.0, "ppl_ratio": 1.0, "rollout_rows": 1.0}
+         "rollout_log_ppl": 1.0, "ppl_ratio": 1.0, "rollout_rows": 1.0,
+         **dict.fromkeys(("probs", "rollout_probs"), math.exp(-1)),
+         **dict.fromkeys(("probs_squared", "rollout_probs_squared", "probs_product"), math.exp(-2))}
     )  # fmt: skip
     everything = policy_gap(log_probs, rollout, torch.ones(3), row)
     assert all(math.isfinite(value) and not value.requires_grad for each in everything for value in each.values())

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from streamrl import DataProto
 from streamrl.single_controller import (
     ClassWithInitArgs,
+    Correlation,
     Effective,
     LocalWorkerGroup,
     Low,
@@ -103,6 +105,10 @@ def test_metrics_merge_by_their_kind() -> None:
     )  # fmt: skip
     assert spread == pytest.approx({"s": 3.5**0.5, "e": 144.0 / 200.0, "l": 1.0})
     assert merge_metrics([{"s": Spread(0, 0.0, 0.0), "e": Effective(0, 0.0, 0.0)}]) == {"s": 0.0, "e": 0.0}
+    pairs = [(1.0, 2.0), (2.0, 1.0), (4.0, 5.0)]  # on three ranks
+    correlated = merge_metrics([{"c": Correlation(1, x, y, x * x, y * y, x * y)} for x, y in pairs])
+    assert correlated == pytest.approx({"c": float(np.corrcoef(*zip(*pairs, strict=True))[0, 1])})
+    assert merge_metrics([{"c": Correlation(2, 2.0, 3.0, 2.0, 5.0, 3.0)}]) == {"c": 0.0}, "one of them never varies"
     with pytest.raises(TypeError, match="disagree"):
         merge_metrics([{"m": Mean(1.0)}, {"m": Total(1.0)}])
 
