@@ -185,7 +185,7 @@ class Reporter:
         self._look_at_scores(metrics)
         if self.exporter is not None:
             self.exporter.update(self.stats, metrics)
-            self.exporter.set_weight_versions(step, self._served)
+            self.exporter.set_weight_versions(self._version, self._served)
         return metrics
 
     def validated(self, step: int, label: str, metrics: dict[str, float]) -> None:
