@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -20,7 +21,7 @@ from transfer_queue.net import messages as m
 from transfer_queue.service.lifetime import wait_for_exit
 from transfer_queue.storage import history
 from transfer_queue.storage.history import History
-from transfer_queue.storage.journal import journal_files
+from transfer_queue.storage.journal import JournalFailed, distrusted, journal_files
 from transfer_queue.storage.snapshot import read_snapshot, snapshots, write_snapshot
 
 
@@ -225,6 +226,35 @@ def test_a_snapshot_that_cannot_be_written_costs_nothing_but_time(
     controller.crash()
     controller.start()
     assert controller.keys() == {"a", "b"}
+
+
+def test_after_a_sync_that_failed_all_is_written_anew_before_anything_more_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    controller = Controller(tmp_path, fork=True)
+    controller.put("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        with pytest.raises(JournalFailed, match="Input/output error.*journal'"):
+            controller.core._journal.sync()
+    controller.crash()
+    controller.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(JournalFailed, match="Input/output error.*journal'"):
+            controller.put("b")
+    controller.crash()
+    controller.start()
+    controller.put("c")
+    for _, file in journal_files(controller.path)[:-1]:
+        file.unlink()  # nobody knows what of it is on the disk
+    controller.crash()
+    controller.start()
+    assert set(controller.ask(m.ListKeys("p")).partitions["p"]) == {"a", "b", "c"}
+    assert not distrusted(controller.path).exists()
 
 
 def test_a_writer_that_is_killed_leaves_the_journal_in_charge(

@@ -21,7 +21,7 @@ from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.net.codec import Malformed, decode_request, encode, failed_of
 from transfer_queue.net.links import Listener
 from transfer_queue.net.messages import Failed, Hello, Response
-from transfer_queue.storage.journal import JournalFailed
+from transfer_queue.storage.journal import NO_ROOM, JournalFailed
 from transfer_queue.storage.place import free_bytes
 
 log = logging.getLogger(__name__)
@@ -67,9 +67,10 @@ class NoRoom:
     def why(self) -> str:
         """What is wrong, where, and what to do."""
         disk = self._journal.parent
+        remedy = "Make room there" if self._error.errno in NO_ROOM else "Repair that disk"
         return (
             f"the controller cannot write its journal {self._journal}: {self._error.strerror} (the disk at "
-            f"{_mount_of(disk)} has {free_bytes(disk) >> 20} MiB free). Make room there, and it goes on by itself; "
+            f"{_mount_of(disk)} has {free_bytes(disk) >> 20} MiB free). {remedy}, and it goes on by itself; "
             "nothing that was acknowledged is lost"
         )
 

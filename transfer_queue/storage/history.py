@@ -26,7 +26,7 @@ from typing import Any
 from transfer_queue.failpoints import failpoint
 from transfer_queue.net.messages import Ack, Admit, Clear, Commit, Drop, Lease, Mutation, Nack, Record
 from transfer_queue.service.lifetime import die_with_parent
-from transfer_queue.storage.journal import Journal, Sections, journal_files, sync_journals
+from transfer_queue.storage.journal import Journal, JournalFailed, Sections, distrusted, journal_files, sync_journals
 from transfer_queue.storage.snapshot import snapshots, write_snapshot
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class History:
         self._journal = Journal(path, first=record + 1, fsync=fsync)
         self._path, self._run, self._record = path, run, record
         self._fork = fork
+        self._distrusted = distrusted(path).exists()
         self._tail = tail
         self._child: int | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -86,7 +87,9 @@ class History:
         return self._thread, self._journal.begin_sync()
 
     def settle(self, sections: Sections) -> None:
-        if self._child is not None:
+        if self._distrusted:
+            self._write_anew(sections)
+        elif self._child is not None:
             self._look_after_child()
         elif self._tail > TAIL:
             self.snapshot(sections)
@@ -110,6 +113,18 @@ class History:
             return log.warning("no snapshot after record %d: cannot fork: %s", self._record, error)
         if self._child == 0:
             _write_in_child(parent, self._path, self._run, self._record, sections)
+
+    def _write_anew(self, sections: Sections) -> None:
+        """Before anything is promised, into new files: of the old ones nobody knows what is on the disk. Raises
+        JournalFailed."""
+        self._journal.rotate(self._record + 1)
+        try:
+            write_snapshot(self._path, self._run, self._record, sections())
+            distrusted(self._path).unlink(missing_ok=True)
+        except OSError as error:
+            raise JournalFailed(error.errno, error.strerror, str(self._path)) from error
+        self._distrusted, self._tail = False, 0.0
+        self._prune()
 
     def close(self) -> None:
         """Close the journal; a snapshot that is being written is given up."""

@@ -18,6 +18,7 @@ Corrupt.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -166,7 +167,7 @@ class Journal:
         """Give the file its name for later, and begin a new one for records from number `first` on."""
         self._check_whole()
         if self._lasting:
-            os.fdatasync(self._fd)
+            self._sync(os.dup(self._fd))
         self.close()
         before = _read_first(self.path)
         os.rename(self.path, rotated(self.path, before))
@@ -186,16 +187,22 @@ class Journal:
                 self._lasting = True
             return partial(self._sync, os.dup(self._fd))
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._unsynced(error) from error
 
     def _sync(self, fd: int) -> None:
         try:
             if not self._fsync:
                 os.fdatasync(fd)
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._unsynced(error) from error
         finally:
             os.close(fd)
+
+    def _unsynced(self, error: OSError) -> JournalFailed:
+        """The kernel may have forgotten what it could not write, so that a second sync would prove nothing."""
+        with contextlib.suppress(OSError):
+            distrusted(self.path).touch(mode=0o600)
+        return self._refusal(error)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -248,6 +255,12 @@ def frame(payload: bytes) -> bytes:
 def rotated(path: Path, first: int) -> Path:
     """The name of an older file."""
     return path.with_name(f"{path.name}-{first:016x}")
+
+
+def distrusted(path: Path) -> Path:
+    """Is there if what stands in the files may not be on the disk, whatever a sync says. A machine that died may have
+    forgotten it: then it has also forgotten what was not on the disk."""
+    return path.with_name(f"{path.name}.failed")
 
 
 def journal_files(path: str | Path) -> list[tuple[int, Path]]:
