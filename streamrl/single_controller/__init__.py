@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Call", "ClassWithInitArgs", "Correlation", "Dispatch", "Effective", "Execute", "LocalWorkerGroup", "Low", "Mean",
-    "MeshDispatch", "MeshError", "Metric", "Peak", "PlacementError", "RankInfo", "RayClassWithInitArgs", "RayWorkerGroup",
+    "MeshDispatch", "MeshError", "Metric", "Peak", "PlacementError", "RankInfo", "RayClassWithInitArgs",
+    "RayWorkerGroup",
     "ResourcePool", "ResourcePoolManager", "Role", "Spread", "Total", "Worker", "WorkerDied", "WorkerFailed",
     "WorkerGroup", "WorkerGroupError", "WorkerTimeout", "create_colocated_worker_cls",
     "make_nd_compute_dataproto_dispatch_fn", "merge_metrics", "register",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_loop.llm.protocol import ServerLoad
-from streamrl.trainer.report import TeacherCounts
+from streamrl.trainer.step_line import TeacherCounts
 
 
 def load(rows: int, tokens: int, waited: float) -> ServerLoad:

@@ -1,8 +1,8 @@
-"""The metrics of several updates as those of one step."""
+"""The metrics of several updates as those of one step, and what follows from them."""
 
 from __future__ import annotations
 
-from streamrl.trainer.report import age_percentiles, evicted, merged_updates, per_token
+from streamrl.trainer.step_line import age_percentiles, evicted, merged_updates, per_token
 
 
 def test_metrics_of_several_updates_add_up_or_are_averaged_and_extremes_stay_extremes():
