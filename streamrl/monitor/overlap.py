@@ -30,13 +30,15 @@ class OverlapCollector:
         self.overlap = Overlap()
         self._last_end: float | None = None
         self._servers: dict[str, dict[str, float]] = {}
+        self._cpu: float | None = None  # as last read; the first reading is only where counting begins
+        self._cores = 0
         self._begin()
 
     def _begin(self) -> None:
         self._train: list[Interval] = []
         self._waits: dict[Cause, list[Interval]] = {}
         self._publishes: list[Event] = []
-        self._busy = self._slot_seconds = 0.0
+        self._busy = self._slot_seconds = self._cpu_seconds = 0.0
         self._sessions = 0
         self._heard: set[str] = set()
 
@@ -61,8 +63,11 @@ class OverlapCollector:
             self._span(event)
         elif event.kind == "counter" and event.name.startswith("server_"):
             self._server(event)
+        elif event.name == "cpu_seconds" and isinstance(event.value, (int, float)):
+            self._cpu_seconds += max(0.0, event.value - self._cpu) if self._cpu is not None else 0.0
+            self._cpu, self._cores = event.value, int(event.fields.get("cores", 0))
         elif event.kind == "process" and event.name == "trainer" and not event.fields.get("rotated"):
-            self._last_end = None
+            self._last_end = self._cpu = None
             self._begin()
         return None
 
@@ -115,6 +120,8 @@ class OverlapCollector:
             samples=int(fields.get("samples", 0)),
             groups=int(fields.get("groups", 0)),
             groups_dropped=int(fields.get("dropped", 0)),
+            cpu_seconds=self._cpu_seconds,
+            cores=self._cores,
         )
         self._last_end = event.end
         self._begin()

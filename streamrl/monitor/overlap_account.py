@@ -6,8 +6,9 @@ trainer or generation stands still:
 
     T_gen = N·μ / (K·(1−q))     T* = max(T_train + δ_t·T_sync, T_gen + δ_g·T_sync)     η = T* / measured step time
 
-η is `overlap_efficiency`. Every second of a step in which the trainer's devices do not train is lost to exactly one
-cause, so training and the losses add up to the step.
+η is `overlap_efficiency`. Where generation and training share cores, T_train and μ are what they were while the other
+worked, which flatters η; beside it stands the CPU bound, all CPU seconds / cores. Every second of a step in which the
+trainer's devices do not train is lost to exactly one cause, so training and the losses add up to the step.
 
 This is the accounting itself; it knows no events and no clock. overlap.py feeds it from the event log.
 """
@@ -61,6 +62,10 @@ class StepRecord:
     """N."""
     groups: int = 0
     groups_dropped: int = 0
+    cpu_seconds: float = 0.0
+    """Of all processes of the run on the trainer's node, ..."""
+    cores: int = 0
+    """... which has so many; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ class StepOverlap:
     """Of the mean engine, as the next two."""
     generation_stalled: float
     generation_idle: float
+    cpu_bound: float = 0.0
+    """CPU seconds / cores: no schedule could have been faster on these cores. 0: unknown."""
 
     @property
     def efficiency(self) -> float:
@@ -94,6 +101,7 @@ class StepOverlap:
             "overlap/generation_busy_s": self.generation_busy,
             "overlap/generation_stalled_s": self.generation_stalled,
             "overlap/generation_idle_s": self.generation_idle,
+            **({"overlap/cpu_bound_s": self.cpu_bound} if self.cpu_bound else {}),
         } | {f"lost_s/{cause}": seconds for cause, seconds in self.lost.items()}
 
 
@@ -112,6 +120,8 @@ class RunOverlap:
     """η with the first fill of the pipeline counted as loss."""
     steady_efficiency: float
     """η of the last steps after warm-up, against the median step."""
+    cpu_bound: float = 0.0
+    """CPU seconds / cores, over the steps; 0: unknown."""
 
     def summary_fields(self) -> dict[str, Any]:
         """The part of summary.json that this account fills."""
@@ -119,6 +129,7 @@ class RunOverlap:
             "overlap_efficiency": self.efficiency,
             "overlap_efficiency_steady": self.steady_efficiency,
             "measured_seconds": self.seconds,
+            "cpu_bound_seconds": self.cpu_bound,
             "lost_seconds_by_cause": dict(self.lost),
             "busy_seconds": {"training": self.train_busy, "generation": self.generation_busy},
             "generation_waits": {"sync": self.generation_stalled, "idle": self.generation_idle},
@@ -169,6 +180,7 @@ class _Sums:
     samples: int = 0
     groups: int = 0
     dropped: int = 0
+    cpu_bound: float = 0.0
     lost: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
 
     def add(self, record: StepRecord, train: float, lost: Mapping[Cause, float]) -> None:
@@ -185,6 +197,7 @@ class _Sums:
         self.samples += record.samples
         self.groups += record.groups
         self.dropped += record.groups_dropped
+        self.cpu_bound += record.cpu_seconds / record.cores if record.cores else 0.0
         for cause, lost_seconds in lost.items():
             self.lost[cause] += lost_seconds
 
@@ -206,6 +219,7 @@ class _Sums:
             generation_busy=self.busy / n,
             generation_stalled=self.stalled / n,
             generation_idle=max(0.0, self.seconds - self.busy - self.stalled) / n,
+            cpu_bound=self.cpu_bound / n,
         )
 
 
@@ -242,6 +256,7 @@ class Overlap:
             generation_idle=max(0.0, total.seconds - total.busy - total.stalled),
             efficiency=total.mean().efficiency,
             steady_efficiency=self._steady_efficiency(),
+            cpu_bound=total.cpu_bound,
         )
 
     @property

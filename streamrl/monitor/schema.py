@@ -133,6 +133,9 @@ TABLE: tuple[EventSpec, ...] = (
         ("step",),
         "Validation ended; `value` is before, during or after, the fields are val-core/* and val-aux/* numbers.",
     ),
+    EventSpec(
+        "counter", "cpu_seconds", "trainer", ("cores",), "CPU time of the run's processes here, since they started."
+    ),
     EventSpec("state", "note", "trainer", (), "Something worth a line on the screen."),
     EventSpec(
         "state", "sample", "trainer", ("step", "input", "output", "score"), "An answer of a validation, cut; its mode."

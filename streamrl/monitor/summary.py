@@ -67,6 +67,8 @@ class Summary(msgspec.Struct, kw_only=True):
     overlap_efficiency: float = 0.0
     overlap_efficiency_steady: float = 0.0
     measured_seconds: float = 0.0
+    cpu_bound_seconds: float = 0.0
+    """CPU seconds of all processes / cores, over the steps; 0: unknown."""
     lost_seconds_by_cause: dict[str, float] = {}
     busy_seconds: dict[str, float] = {}
     """Of "training" and of "generation" (the mean engine)."""
@@ -116,6 +118,9 @@ def render_summary(summary: Summary, run_dir: Path | str) -> list[RenderableType
     if summary.measured_seconds > 0:
         steady = f"{summary.overlap_efficiency:.2f}, steady {summary.overlap_efficiency_steady:.2f}"
         parts += [_time(summary), Text(f"overlap efficiency {steady} (bound / measured step time)")]
+        if summary.cpu_bound_seconds > 0:
+            share = summary.cpu_bound_seconds / summary.measured_seconds
+            parts.append(Text(f"CPU bound {share:.2f} (CPU seconds of all processes / cores / measured time)"))
     parts += [_groups(summary), Text(f"run directory: {run_dir}")]
     return parts
 

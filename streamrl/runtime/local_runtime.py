@@ -105,9 +105,7 @@ def _start_rollout(
 
 
 def is_virtual(config: StreamRLConfig) -> bool:
-    """Whether the run needs no real time at all."""
-    rollout = config.actor_rollout_ref.rollout
-    return rollout.name == "sim" and rollout.sim.clock == "virtual"
+    return config.actor_rollout_ref.rollout.is_virtual
 
 
 def _replicas(config: StreamRLConfig) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from streamrl.monitor.cpu import CpuMeter, cores
 from streamrl.monitor.emit import emit_loads, emit_queue, emit_teachers, emit_trainer_version
 from streamrl.monitor.events import EventTail, read_events
 from streamrl.monitor.metrics_log import MetricsLog, read_metrics
@@ -49,6 +50,7 @@ class Reporter:
         self._collector = OverlapCollector()
         self._sessions = SessionAccount()
         self._tail = EventTail(parts.run.path)
+        self._cpu = None if parts.config.actor_rollout_ref.rollout.is_virtual else CpuMeter.of(parts.run.path)
         self._trackers = Trackers()
         self._ema: float | None = None
         self._told_removal = False
@@ -128,6 +130,8 @@ class Reporter:
         emit_queue(self._events, self.stats)
         emit_loads(self._events, loads)
         emit_trainer_version(self._events, version)
+        if self._cpu is not None and (seconds := self._cpu.seconds()) is not None:
+            self._events.counter("cpu_seconds", seconds, cores=cores())
         self._version = version
         self._served = {server: load.weight_version for server, load in loads.items()}
         self._tokens = float(sum(load.tokens_generated for load in loads.values()))

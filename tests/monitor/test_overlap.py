@@ -165,6 +165,30 @@ def test_a_step_that_was_cut_short_and_a_publish_before_the_first_step_do_not_co
     assert check_events(read_events(tmp_path)) == 4
 
 
+def test_the_cpu_bound_is_what_all_processes_took_since_the_last_reading_by_cores(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events", "trainer", clock=lambda: 0.0)
+    log.counter("cpu_seconds", 30.0, cores=2)  # until training began
+    for step, taken in ((1, 36.0), (2, 37.0)):
+        log.counter("cpu_seconds", taken, cores=2)
+        log.span_at("step", 4.0 * step, 4.0 * step + 4, step=step, groups=1, samples=1, dropped=0)
+    collector = OverlapCollector()
+    assert collector.feed_all(read_events(tmp_path))["overlap/cpu_bound_s"] == pytest.approx(0.5)
+    assert collector.run.cpu_bound == pytest.approx(3.5)
+    assert collector.run.summary_fields()["cpu_bound_seconds"] == pytest.approx(3.5)
+    assert check_events(read_events(tmp_path)) == 6
+
+
+def test_the_steady_step_leaves_out_the_warm_up_and_its_losses_add_up() -> None:
+    overlap = Overlap()
+    for step in range(30):
+        slow = 10.0 if step < 10 else 2.0
+        overlap.add(StepRecord(step=step, start=0.0, end=slow, train=[(0.0, 1.0)], waits={"wait_data": [(1.0, slow)]}))
+    steady = overlap.steady
+    assert steady.seconds == pytest.approx(2.0)
+    assert steady.efficiency == pytest.approx(0.5)
+    assert steady.t_train + sum(steady.lost.values()) == pytest.approx(steady.seconds)
+
+
 def test_time_between_steps_counts_to_the_later_one_but_not_across_a_restart(tmp_path: Path) -> None:
     clock = [0.0]
     kwargs = {"clock": lambda: clock[0], "wall": lambda: clock[0], "host": "h"}

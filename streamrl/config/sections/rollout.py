@@ -130,3 +130,8 @@ class RolloutConfig:
     """Tools that agents may call: name -> keyword arguments, e.g. {"calculator": {"latency_mean": 0.3}}."""
     val_kwargs: ValidationSamplingConfig = field(default_factory=ValidationSamplingConfig)
     sim: SimConfig = field(default_factory=SimConfig)
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether the run needs no real time at all."""
+        return self.name == "sim" and self.sim.clock == "virtual"
