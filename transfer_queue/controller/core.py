@@ -415,7 +415,7 @@ class ControllerCore:
     def _admit(self, m: Admit, client: str, request: int, now: float, first: bool) -> Reply | None:
         """Credit goes to who came first; what needs none is not held up."""
         self._grants.check(client, m.blocks, durable=self.ledger.is_durable(m.partition))
-        possible = self.ledger.can_admit(m)
+        possible = self.ledger.can_admit(m, checked=first)
         free = first or not self._parking.queue((ADMITS, m.partition)) or not self.ledger.needs_credit(m)
         return self._accept(m, now, client, request) if possible and free else None
 

@@ -110,6 +110,13 @@ def has_credit(p: Partition, m: Admit, new: int) -> bool:
     return not p.max_bytes or p.rows.nbytes + sum(block.nbytes for block in m.blocks) <= p.max_bytes
 
 
+def may_have_credit(p: Partition, m: Admit) -> bool:
+    """False if one of the first groups is new and does not fit; looks at no more of them than that."""
+    room = p.max_groups - p.outstanding() if p.max_groups else len(m.groups)
+    first = m.groups[: max(0, room) + 1]
+    return sum(spec.uid not in p.groups and spec.uid not in p.seen for spec in first) <= room
+
+
 def why_full(p: Partition, new: int) -> str:
     trained = len(p.by_state["trained"])
     return (

@@ -103,9 +103,12 @@ class Ledger:
         """When the next clock lease runs out (by Expire)."""
         return self.leases.next_due()
 
-    def can_admit(self, admit: m.Admit) -> bool:
-        """Whether there is credit. Raises for an admission that will never be possible."""
+    def can_admit(self, admit: m.Admit, *, checked: bool = False) -> bool:
+        """Whether there is credit. Raises for an admission that will never be possible. `checked`: it was asked for
+        before, so that, as long as there is no credit, nothing else has to be looked at."""
         p = self.partition(admit.partition)
+        if checked and not admission.may_have_credit(p, admit):
+            return False
         new, _ = admission.check_admit(p, admit)
         return admission.has_credit(p, admit, len(new))
 
