@@ -3,6 +3,7 @@
     python -m benchmarks.resume --json FILE                      200 kills in virtual time, two minutes
     python -m benchmarks.resume --kills 10000 --jobs 2
     python -m benchmarks.resume --kills 0 --real 25              under Ray, with real processes: ten minutes
+    python -m benchmarks.resume --kills 0 --deterministic 40     to the bit (benchmarks/repeats.py): ten minutes
 
 In virtual time each life of a run is a fork of this process, which saves it Python's start and the imports, and ends by
 a signal that nothing can catch, after a random amount of CPU time: in a start, a step, a checkpoint, or between two
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.bars import Bar, report
+from benchmarks.repeats import deterministic
 from streamrl.config import StreamRLConfig
 from streamrl.monitor.summary import read_summary
 from streamrl.trainer.batch_log import read_batch_log
@@ -210,6 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--kills", type=int, default=200, help="in virtual time")
     parser.add_argument("--real", type=int, default=0, metavar="KILLS", help="of real processes, under Ray")
+    parser.add_argument("--deterministic", type=int, default=0, metavar="KILLS", help="of runs that must end the same")
     parser.add_argument("--jobs", type=int, default=1, help="processes that kill side by side")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 100_000)
     options = parser.parse_args(arguments)
@@ -225,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bars += outcome.bars("virtual time", options.kills)
     if options.real:
         bars += real(options.seed, options.real).bars("real processes", options.real)
+    if options.deterministic:
+        bars += deterministic(options.seed, options.deterministic)
     return report(bars, options.json)
 
 

@@ -37,9 +37,10 @@ from transfer_queue.net.messages import Group
 MACHINE_DEPENDENT = (
     "timing_s/", "timing_per_token_ms/", "perf/", "overlap/", "lost_s/", "queue/", "data/bytes_", "actor/seconds/",
     "agent_loop/", "tool_call_counts/", "sampling/", "waste/", "weights/rollout_version_min", "weights/bytes",
+    "groups/dropped", "training/filter_groups/", "training/rollout_failure/", "training/off_policy/evicted_samples",
 )  # fmt: skip
-"""How the names of metrics begin that are not the same again: times, loads, and what is told of sessions by their own
-events, which a process killed meanwhile did not see."""
+"""How the names of metrics begin that are not the same again: times, loads, what is told of sessions by their own
+events (a process killed meanwhile did not see them), and in which step it was seen that groups left untrained."""
 
 
 def comparable(metrics: Mapping[str, Any]) -> dict[str, Any]:

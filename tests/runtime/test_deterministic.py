@@ -80,6 +80,31 @@ def test_every_step_trains_its_own_prompts_of_one_version_a_fixed_lag_old(simula
     assert {line[f"{off_policy}_spans/max"] for line in simulated["metrics"]} == {"0.0"}
 
 
+def refilled(directory: Path) -> tuple[str, ...]:
+    """Half of the groups are filtered out, since both samples score the same, and for a fifth of the prompts the reward
+    fails."""
+    file = directory / "reward.py"
+    file.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if int(ground_truth) % 5 == 0:\n"
+        "        raise ValueError('no multiple of five')\n"
+        "    return float(len(solution_str) % 2)\n"
+    )
+    return (
+        *SIM, f"reward.custom_reward_function.path={file}", "actor_rollout_ref.rollout.n=2",
+        "algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=0",
+    )  # fmt: skip
+
+
+def test_refills_of_failed_and_filtered_groups_are_the_same_for_any_workers_and_kills(tmp_path: Path) -> None:
+    arguments = refilled(tmp_path)
+    one = run(tmp_path / "one", *arguments, steps=6)
+    killed = killed_and_resumed(tmp_path / "k", *arguments, *servers(2, 3), steps=6, after=[1, 3], spread=0.1)
+    assert result(killed.path) == result(one.path)
+    batches = result(one.path)["batches"]
+    assert any(uid.startswith("e1000") for _, uids in batches for uid in uids), "slots were refilled"
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The result of the tiny model, one server, one agent worker and no kill."""
