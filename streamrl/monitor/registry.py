@@ -152,7 +152,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step(f"val-aux/num_turns/{_STATS}", "turns", "Turns in validation."),
     # Time.
     _step(
-        "timing_s/{step,gen,reward,old_log_prob,ref,teacher,values,adv,update_critic,update_actor,update_weights,"
+        "timing_s/{step,gen,old_log_prob,ref,teacher,values,adv,update_critic,update_actor,update_weights,"
         "save_checkpoint,testing}",
         "seconds",
         "Length of a stage. `gen` is what the trainer waited for rows; stages overlap in asynchronous modes.",
