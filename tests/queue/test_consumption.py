@@ -305,6 +305,8 @@ def test_partitions_that_were_filled_under_other_names_take_their_places_at_once
         (m.AdoptPartitions({"groups": "r"}), "conflict"),
         (m.AdoptPartitions({"p": "r"}, {"q": {"t": b""}}), "not_found"),
         (m.AdoptPartitions({"p": "r"}, {"p": {"t": b"1"}}), "invalid"),
+        (m.AdoptPartitions({"p": "p"}), "invalid"),
+        (m.AdoptPartitions({"p": "q", "q": "p"}), "invalid"),
         (m.ClearPartition("groups"), "conflict"),
     ],
 )

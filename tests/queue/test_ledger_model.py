@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 from transfer_queue.errors import Conflict, DeadlineExceeded, Fenced, NotFound, QueueError, QueueFull
 from transfer_queue.ledger import Ledger, dump, load
 from transfer_queue.ledger.moving import survivors
+from transfer_queue.ledger.order import packed
 from transfer_queue.ledger.tags import unpack
 from transfer_queue.net import messages as m
 
@@ -43,6 +45,7 @@ class MGroup:
     poisoned: int = 0
     attempt: int = 0
     lost: bool = False  # its prompt
+    cleared: bool = False  # its prompt, after its death: it can never be replayed
     step: int = 0
 
 
@@ -139,6 +142,10 @@ class Model:
         group.attempt += 1
         self.settle(group)
 
+    def forget(self, group: MGroup) -> None:
+        self.erase([key for key in self.rows if key == group.uid or key.startswith(f"{group.uid}_")])
+        del self.groups[group.uid]
+
     def nbytes(self) -> int:
         return sum({id(block): block.nbytes for fields in self.rows.values() for block in fields.values()}.values())
 
@@ -150,6 +157,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tokens: list[m.Token] = []
         self.snapshot = b""
         self.delivered: set[str] = set()  # acked and committed
+        self.forgotten: list[str] = []
+        self.consumed: dict[str, set[bytes]] = {}  # serials, by task
         self.blocks = self.admitted = self.plain = 0
         self.watched: dict[str, m.Group] = {}
         self.watch_seq = -1
@@ -200,8 +209,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def admit(self, count: int, n: int, minimum: int, again: bool, high: bool) -> None:
         first = self.admitted - (again and self.admitted > 0)
         uids = [f"e0p{i:07d}" if i % 3 else f"u{i}" for i in range(first, first + count)]
+        uids += [uid for uid in self.forgotten[-1:] if again and uid not in uids]
         specs = [m.GroupSpec(uid, n, int(uid[-3:].lstrip("u")) + 50 * high, minimum) for uid in uids]
-        block = self.column("prompt", count)
+        block = self.column("prompt", len(specs))
         new = [spec for spec in specs if spec.uid not in self.model.groups]
         full = bool(new) and self.model.outstanding() + len(new) > MAX_GROUPS
         self.do(m.Admit(P, specs, [block]), QueueFull if full else None)
@@ -370,7 +380,7 @@ class LedgerMachine(RuleBasedStateMachine):
             case "holder":
                 self.release_holder(["a", "b", "a", "trainer"][number], died=some or number < 2)
             case "trainer":
-                self.open_trainer(number)
+                self.open_trainer(number, repeats=some)
             case "segment":
                 self.lose_a_segment(number % 3)
             case _:
@@ -400,18 +410,21 @@ class LedgerMachine(RuleBasedStateMachine):
             group.crashes += died
             self.model.give_back(group, poison=died and len(held) == 1)
 
-    def open_trainer(self, step: int) -> None:
-        restored = self.do(m.OpenTrainer(P, step))
+    def open_trainer(self, step: int, *, repeats: bool) -> None:
+        restored = self.do(m.OpenTrainer(P, step, repeats))
         for group in list(self.model.groups.values()):
             if (group.state == "trained" and group.step <= step) or group.state not in (*LIVE, "trained"):
                 continue
             rows = [key for key in self.model.rows if key.startswith(f"{group.uid}_")]
-            if any(self.model.tags[key]["max_global_steps"] > step for key in rows):
+            if not repeats and any(self.model.tags[key]["max_global_steps"] > step for key in rows):
                 self.model.reissue(group, list(group.ended))
             elif group.state == "trained" or (group.token and self.model.leases[group.token].task == TRAIN):
                 self.model.settle(group)
             elif group.token is not None:
                 self.model.give_back(group)
+            if repeats and group.state == "pending":
+                self.model.forget(group)
+                self.forgotten.append(group.uid)
         self.limit = max(self.limit, self.model.outstanding())
         assert set(restored.ready) == {group.uid for group in self.model.groups.values() if group.state == "ready"}
 
@@ -429,22 +442,60 @@ class LedgerMachine(RuleBasedStateMachine):
         group = self.pick(at, dead) if dead else self.some_group(at)
         if group is None:
             return
-        self.do(m.Replay(P, [group.uid]), None if group.state == "dead" else NotFound)
-        if group.state == "dead":
+        possible = group.state == "dead" and not group.cleared
+        self.do(m.Replay(P, [group.uid]), None if possible else NotFound)
+        if possible:
             group.state, group.ended = "pending", {}
             group.attempt, group.crashes, group.poisoned = group.attempt + 1, 0, 0
             self.limit = max(self.limit, self.model.outstanding())
 
-    @rule(clear=st.booleans(), at=st.integers(0, 9))
-    def plain_rows(self, clear: bool, at: int) -> None:
+    @rule(clear=st.booleans(), at=st.integers(0, 9), tagged=FLAG)
+    def plain_rows(self, clear: bool, at: int, tagged: bool) -> None:
+        """In the partition of the groups; more of them in test_ledger_plain_model.py."""
         keys = [f"kv{at}", f"kv{at + 1}"]
         if clear:
             self.do(m.Clear(P, [*keys, "unknown"]))
             return self.model.erase([key for key in keys if key in self.model.rows])
-        block = self.column("z", 2)
-        self.do(m.Commit(P, keys, [block]))
+        block, tag = self.column("z", 2), {f"tag{at}": self.blocks} if tagged else {}
+        self.do(m.Commit(P, keys, [block], [tag, tag] if tagged else None))
         for key in keys:
-            self.stored(key, block)
+            self.stored(key, block, tag)
+
+    @rule(at=AT)
+    def clear_a_dead_letter(self, at: int) -> None:
+        group = self.pick(at, [group for group in self.model.groups.values() if group.state == "dead"])
+        if group is not None:
+            self.do(m.Clear(P, [group.uid]))
+            self.model.erase([] if group.cleared else [group.uid])
+            group.cleared = True
+
+    @rule(kind=st.sampled_from(["again", "more credit", "other tasks", "clear", "adopt"]))
+    def the_partition_stays(self, kind: str) -> None:
+        """It may be opened again, but not as another one; it is neither cleared nor loaded over under its groups."""
+        tasks = list(TASKS.values())
+        if kind == "again":
+            self.do(m.OpenPartition(P, [replace(task, fields=task.fields[::-1]) for task in tasks], MAX_GROUPS))
+        elif kind == "more credit":
+            self.do(m.OpenPartition(P, tasks, MAX_GROUPS, max_bytes=1 << 40, durability="memory"))
+        elif kind == "other tasks":
+            self.do(m.OpenPartition(P, tasks[:2], MAX_GROUPS), Conflict)
+        elif kind == "clear" and self.ledger.partitions[P].groups:
+            self.do(m.ClearPartition(P), Conflict)
+        elif kind == "adopt":
+            self.do(m.AdoptPartitions({P: "other"}), Conflict)
+
+    @rule(at=AT, task=st.sampled_from(["mine", "yours"]), reset=st.integers(0, 3))
+    def rows_are_consumed(self, at: int, task: str, reset: int) -> None:
+        """Any rows, by serial: what the sampler chose is not the ledger's business."""
+        rows = self.ledger.partition(P).rows
+        if not reset:
+            self.do(m.ResetConsumption(P, task))
+            self.consumed.pop(task, None)
+        elif rows.ids:
+            key = self.pick(at, sorted(rows.ids))
+            serial = packed(np.asarray([rows.order.of(rows.ids[key])]))
+            assert self.do(m.Consume(P, task, [], serial, serial)).keys == [key]
+            self.consumed.setdefault(task, set()).add(serial)
 
     @rule(segment=st.integers(0, 2))
     def survivors_are_moved(self, segment: int) -> None:
@@ -551,6 +602,14 @@ class LedgerMachine(RuleBasedStateMachine):
         visible = set(self.ledger.listing(P).partitions[P])
         hidden = {u for u, group in self.model.groups.items() if group.state == "trained"}
         assert visible == {key for key in self.model.rows if key.rsplit("_", 2)[0] not in hidden}
+
+    @invariant()
+    def rows_are_consumed_by_whom_they_were_given_to(self) -> None:
+        rows = self.ledger.partition(P).rows
+        serials = [packed(np.asarray([rows.order.of(row)])) for row in rows.ids.values()]
+        for task in ("mine", "yours"):
+            found = self.ledger.find(m.Find(P, rows=b"".join(serials), fields=[], task=task))
+            assert found.consumed == bytes(serial in self.consumed.get(task, ()) for serial in serials)
 
     @invariant()
     def a_lookup_finds_what_was_written_last(self) -> None:

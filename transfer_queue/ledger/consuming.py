@@ -158,6 +158,8 @@ def adopt(ledger: Ledger, m: AdoptPartitions, now: float) -> Ok:
     """Raises NotFound, Invalid, or Conflict if one of the partitions has groups or tasks."""
     if len(set(m.names.values())) != len(m.names):
         raise Invalid(f"two partitions cannot get one name: {sorted(m.names.values())}")
+    if both := sorted(set(m.names) & set(m.names.values())):
+        raise Invalid(f"{both} would be overwritten before they are adopted; load them under names that nobody gets")
     for staged, name in m.names.items():
         check_name("partition", name)
         _check_plain(ledger.partition(staged))
