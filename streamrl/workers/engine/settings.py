@@ -38,7 +38,7 @@ class EngineSettings:
     """The loss has an entropy term: keep its graph."""
     seed: int = 42
     deterministic: bool = False
-    """Only operations that give the same again; on GPUs an error names one that does not."""
+    """On a GPU, only operations that give the same again; an error names one that does not."""
 
     def __post_init__(self) -> None:
         if self.sequence_parallel < 1:

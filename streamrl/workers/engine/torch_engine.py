@@ -93,7 +93,7 @@ class TorchEngine(ABC):
 
     def initialize(self) -> dict[str, float | str]:
         began = time.perf_counter()
-        if self.settings.deterministic:
+        if self.settings.deterministic and self.device.type == "cuda":  # one thread of a CPU does nothing else
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product on a GPU
             torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
