@@ -67,8 +67,8 @@ _VALIDATION = """
 `val-core/<source>/<quantity>/...` for each data source. `<quantity>` is `acc` if the reward returns one, else `reward`,
 the score; with `_greedy` behind it in the greedy pass. Of n answers to each question (`rollout.val_kwargs.n`):
 `mean@n`, `best@n/mean`, and `maj@n/mean` where the reward returns `pred`, the answer it found. Everything else
-(`std@n`, fewer answers than n, worst, other numbers that the reward returned) is `val-aux/...`. best, worst and maj of k
-answers are those of 1000 draws with replacement, with the seed 42: the same draws as verl's.
+(`std@n`, fewer answers than n, worst, other numbers that the reward returned) is `val-aux/...`. best, worst and maj of
+k answers are those of 1000 draws with replacement, with the seed 42: the same draws as verl's.
 
 In `sync` and `colocate_async` a validation stops training. In `separate_async` it goes on beside it, one at a time (one
 that is due meanwhile is left out, and said); the servers take new weights meanwhile, and `val-aux/versions/{min,max}`

@@ -65,8 +65,8 @@ def as_column(field: str, values: Any, parts: int = MAX_PARTS) -> Column:
 
 def is_tensor(value: Any) -> bool:
     """Whether `value` is a torch tensor (nested ones included), told without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None, too, while another thread imports torch
+    return tensor is not None and isinstance(value, tensor)
 
 
 def _from_array(field: str, array: np.ndarray, parts: int) -> Column:

@@ -89,11 +89,11 @@ class Lane:
             except BaseException as error:  # noqa: BLE001  (a library's; SystemExit would end the thread without a word)
                 self.failed += 1
                 if self.failed == 1:
-                    self._trouble("failed", error)
+                    self._trouble(f"tracker {self.name} failed", error)
         try:
             tracker.finish()
         except BaseException as error:  # noqa: BLE001
-            self._trouble("did not finish", error)
+            self._trouble(f"tracker {self.name} did not finish", error)
 
     def _made(self) -> Tracker | None:
         try:
@@ -102,7 +102,7 @@ class Lane:
             self.end()
             with self._changed:
                 self._waiting.clear()
-            self._trouble("could not start, and the run goes on without it", error)
+            self._trouble(could_not_start(self.name), error)
             return None
 
     def _next(self) -> Call | None:
@@ -111,9 +111,13 @@ class Lane:
             return self._waiting.popleft() if self._waiting else None
 
     def _trouble(self, what: str, error: BaseException) -> None:
-        logger.warning("tracker %s %s", self.name, what, exc_info=error)
+        logger.warning("%s", what, exc_info=error)
         text = " ".join(str(error).split())[:300]
-        self._tell(f"tracker {self.name} {what}: {type(error).__name__}: {text}")
+        self._tell(f"{what}: {type(error).__name__}: {text}")
+
+
+def could_not_start(name: str) -> str:
+    return f"tracker {name} could not start, and the run goes on without it"
 
 
 class Trackers:

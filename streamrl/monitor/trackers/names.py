@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 from agent_loop.plugins import is_path_spec, load_from_file
 from streamrl.monitor.trackers import libraries
 from streamrl.monitor.trackers.base import TrackedRun, Tracker
-from streamrl.monitor.trackers.lane import Lane, Trackers
+from streamrl.monitor.trackers.lane import Lane, Trackers, could_not_start
 
 BUILT_IN = ("file", "console")
 """Names in trainer.logger that are no trackers: metrics.jsonl, which every run writes, and the terminal view."""
@@ -24,6 +25,10 @@ LIBRARIES: dict[str, Callable[[TrackedRun], Tracker]] = {
 """Name -> its class. The name is also that of its package, its module and our extra."""
 
 
+MODULES = {"tensorboard": "torch.utils.tensorboard.writer"}
+"""Where that is not what is imported."""
+
+
 def missing(names: Iterable[str]) -> list[str]:
     """Libraries that are named and not installed."""
     return [name for name in names if name in LIBRARIES and not _installed(name)]
@@ -35,15 +40,23 @@ def _installed(name: str) -> bool:
 
 
 def open_trackers(names: Iterable[str], run: TrackedRun, tell: Callable[[str], None]) -> Trackers:
-    """Each in a thread of its own, in which it is made. `names`: of LIBRARIES, or path.py:Class."""
-    chosen = dict.fromkeys(name for name in names if name not in BUILT_IN)
-    return Trackers([Lane(_shown(name), partial(_make, name, run), tell) for name in chosen])
+    """Each in a thread of its own, in which it is made. `names`: of LIBRARIES, or path.py:Class.
+
+    What they import is imported here, in the caller's thread, and takes seconds: a module that one thread imports is
+    half a module to all others meanwhile.
+    """
+    lanes: list[Lane] = []
+    for name in dict.fromkeys(name for name in names if name not in BUILT_IN):
+        shown = name.rpartition("/")[2]
+        try:
+            make = load_from_file(name, "tracker") if is_path_spec(name) else _imported(name)
+        except Exception as error:  # noqa: BLE001  (whatever an import may run into)
+            tell(f"{could_not_start(shown)}: {type(error).__name__}: {error}")
+        else:
+            lanes.append(Lane(shown, partial(make, run), tell))
+    return Trackers(lanes)
 
 
-def _make(name: str, run: TrackedRun) -> Tracker:
-    make = load_from_file(name, "tracker") if is_path_spec(name) else LIBRARIES[name]
-    return make(run)
-
-
-def _shown(name: str) -> str:
-    return name.rpartition("/")[2]
+def _imported(name: str) -> Callable[[TrackedRun], Tracker]:
+    importlib.import_module(MODULES.get(name, name))
+    return LIBRARIES[name]
