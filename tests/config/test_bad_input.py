@@ -53,7 +53,6 @@ def test_a_key_like_no_other_points_to_the_list_of_keys(valid: list[str]):
         ("data.shuffle=3", "data.shuffle=3 is not allowed; it takes true or false"),
         ("trainer.device=tpu", "it takes one of cpu, cuda"),
         ("algorithm.kl_penalty=k4", "it takes one of k1, kl, abs"),
-        ("trainer.val_only=True", "trainer.val_only=true is not allowed; it takes only false"),
         (f"{ACTOR}.optim.lr=nan", "it takes a number > 0 and <= 10"),
         (f"{ACTOR}.optim.lr=-1e-3", "it takes a number > 0 and <= 10"),
         (f"{ACTOR}.optim.lr=1e300", "it takes a number > 0 and <= 10"),
