@@ -224,9 +224,10 @@ class ResetConsumption(Message, tag=True):
 
 
 class Lease(Message, tag=True):
-    """Up to `groups` whole groups, oldest order first, or exactly `uids` (all or NotFound). Waits for at least one, and
-    for the partition to be opened. `incarnation`: of the trainer that asks (Restored); Fenced if a newer one has come,
-    also while this waits. 0: not checked."""
+    """Up to `groups` whole groups, oldest order first (fewer where their tags are large), or exactly `uids` (all or
+    NotFound; Invalid if one answer cannot tell them). Waits for at least one, and for the partition to be opened.
+    `incarnation`: of the trainer that asks (Restored); Fenced if a newer one has come, also while this waits. 0: not
+    checked."""
 
     partition: str
     task: str
@@ -332,7 +333,9 @@ class OpenTrainer(Message, tag=True):
     """A new incarnation of the trainer, restored to `step` (0: from scratch): fences the older one.
 
     Groups leased by "incarnation" tasks or acked after `step` are ready again; groups with a row whose
-    tag `max_global_steps` exceeds `step` lose their rows and are issued again; clock leases are released.
+    tag `max_global_steps` exceeds `version` (that of the weights after `step`; None: as many as steps) lose their rows
+    and are issued again; clock leases are released. What stays loses the fields `columns`: what the older one's ranks
+    computed.
 
     `repeats`: training from `step` on will do again what it did before (deterministic mode). Groups that are whole are
     ready, whatever their rows' tags say, and all others are forgotten: as if they had never been admitted.
@@ -341,6 +344,8 @@ class OpenTrainer(Message, tag=True):
     partition: str
     step: int
     repeats: bool = False
+    version: int | None = None
+    columns: list[str] = []
 
 
 class CommitStep(Message, tag=True):
