@@ -34,6 +34,7 @@ from streamrl.trainer.selection import Selection, custom_sampler
 from streamrl.trainer.staleness import Drop, Measured, oldest_version
 from streamrl.trainer.update import Update
 from streamrl.trainer.validation_lane import Validations
+from streamrl.workers.contract import WRITES
 from transfer_queue.net.messages import Group, TaskSpec
 
 log = logging.getLogger(__name__)
@@ -273,8 +274,10 @@ class Trainer(ABC):
         self._credit = self.max_outstanding
         await queue.open_partition(PARTITION, tasks=tasks, max_groups=self._credit)
         state = await self.saver.restore() if self.parts.run.resumed else TrainerState(0, 0)
-        restored = await queue.open_trainer(PARTITION, state.step, repeats=self.repeats)
         self.step = state.step
+        restored = await queue.open_trainer(
+            PARTITION, self.step, repeats=self.repeats, version=self.version, columns=self._computed_columns()
+        )
         self.feeder.next_order = max(restored.next_order, state.next_order)
         self.feeder.allow(0)  # no prompts for training before it begins
         await self._publish(self.version)
@@ -284,6 +287,11 @@ class Trainer(ABC):
         await self.buffer.start(self.version)
         await self.validations.open(self.step, state.validation)
         self.report.opened(self.step)
+
+    def _computed_columns(self) -> list[str]:
+        """What ranks write into rows: those of the life before, which may have been ahead of the checkpoint."""
+        scored = {TEACHER_FIELD} if self.config.distillation.on_servers else set()
+        return sorted({name for names in WRITES.values() for name in names} - scored)
 
     async def _reconcile(self, state: TrainerState, known: int) -> None:
         """Bring the queue in line with the checkpoint, where its journal lost its end or is gone: what was trained

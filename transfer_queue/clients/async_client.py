@@ -291,9 +291,12 @@ class QueueClient(RowVerbs):
         """Groups changed after `since` (-1: all). No groups if nothing happened within `wait`."""
         return await self._ask(Watch(partition, since, wait), Changes, wait)
 
-    async def open_trainer(self, partition: str, step: int, *, repeats: bool = False) -> Restored:
-        """Begin a trainer's incarnation restored to `step`: fences the older one. `repeats`: see OpenTrainer."""
-        restored = await self._ask(OpenTrainer(partition, step, repeats), Restored)
+    async def open_trainer(
+        self, partition: str, step: int, *, repeats: bool = False, version: int | None = None,
+        columns: Sequence[str] = (),
+    ) -> Restored:  # fmt: skip
+        """Begin a trainer's incarnation restored to `step`: fences the older one. The others: see OpenTrainer."""
+        restored = await self._ask(OpenTrainer(partition, step, repeats, version, list(columns)), Restored)
         self._incarnations[partition] = restored.incarnation
         return restored
 

@@ -140,6 +140,12 @@ class Partition:
             if task.stage == "rows" and self.rows.have(task.fields, rows):
                 self.ready[task.name].add(group.order, group.uid)
 
+    def drop_columns(self, group: Group, fields: list[str]) -> None:
+        """Rows of sessions that succeeded are as if nobody had written these fields."""
+        self._withdraw(group)
+        self.rows.strip(group.rows(), fields)
+        self._offer(group)
+
     def settle(self, group: Group, now: float, reason: str = "") -> None:
         """The group is in nobody's hands: pending, ready, or dropped, as its sessions tell."""
         if not group.all_closed():

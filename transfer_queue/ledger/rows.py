@@ -124,11 +124,17 @@ class RowTable:
             self.keys[row], self.tags[row], self.owner[row] = "", EMPTY, None
         self._free.extend(rows)
 
-    def strip(self, rows: Sequence[int]) -> None:
-        """Remove all fields of rows; their keys and tags stay."""
-        at = np.asarray(rows, np.int32)
+    def strip(self, rows: Sequence[int], fields: Iterable[str] | None = None) -> None:
+        """Remove fields of rows (None: all); their keys and tags stay."""
+        if not rows:
+            return
+        at, mask = np.asarray(rows, np.int32), -1
+        if fields is not None:
+            mask = 0
+            for field in fields:
+                mask |= self.sets.bit(field)
         for places in self.places:
-            self._take(places, at, -1)
+            self._take(places, at, mask)
 
     # --- asking ---------------------------------------------------------------------------------------------------
 

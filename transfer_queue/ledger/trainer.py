@@ -24,11 +24,14 @@ def open_trainer(ledger: Ledger, m: OpenTrainer, now: float) -> Restored:
     if m.step < 0:
         raise Invalid(f"step {m.step}: expected 0 (from scratch) or the step of a checkpoint")
     p.incarnation += 1
+    version = m.step if m.version is None else m.version
     reissued: list[str] = []
     for group in list(p.groups.values()):
         if group.state == "trained" and group.step <= m.step:
             continue
-        if not m.repeats and _newest_version(p, group) > m.step:
+        if m.columns:
+            p.drop_columns(group, m.columns)
+        if not m.repeats and _newest_version(p, group) > version:
             p.reissue(group, None, now, f"generated after step {m.step}, to which the trainer was restored")
         elif group.state == "trained":
             p.untrain(group)
