@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.queue.chaos.disk import Disk
 from transfer_queue.client import QueueClient
 from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.controller.compaction import QUIET
@@ -32,41 +33,6 @@ from transfer_queue.storage.unit_files import UnitFiles, replace_file
 
 SEGMENT = 64 << 10
 KEY = "ab" * 32
-
-
-class Disk:
-    """What a machine that dies leaves of `root`: of each file the bytes as they were at its last sync, and none whose
-    name was not synced."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = root
-        self.syncs: list[str] = []
-        self._bytes: dict[tuple[int, int], bytes] = {}
-        self._names: dict[Path, dict[str, tuple[int, int]]] = {}
-        self._real = os.fsync, os.fdatasync
-        monkeypatch.setattr(os, "fsync", lambda fd: self._note(fd, self._real[0]))
-        monkeypatch.setattr(os, "fdatasync", lambda fd: self._note(fd, self._real[1]))
-
-    def _note(self, fd: int, sync) -> None:
-        sync(fd)
-        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
-        self.syncs.append(path.name)
-        info = os.fstat(fd)
-        if not path.is_relative_to(self.root) or not path.exists():
-            return
-        if path.is_dir():
-            self._names[path] = {e.name: (e.stat().st_dev, e.inode()) for e in os.scandir(path)}
-        else:
-            self._bytes[info.st_dev, info.st_ino] = path.read_bytes()
-
-    def lose_power(self) -> None:
-        """Make it so."""
-        for path in sorted(path for path in self.root.rglob("*") if path.is_file()):
-            key = self._names.get(path.parent, {}).get(path.name)
-            if key in self._bytes:
-                path.write_bytes(self._bytes[key])
-            else:
-                path.unlink()
 
 
 class Machine:

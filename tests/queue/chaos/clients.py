@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Hashable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from transfer_queue.errors import Conflict, Fenced, NotFound
 class Clients:
     """A job: `groups` prompts from admission to a checkpoint that has passed them, and plain rows besides."""
 
-    def __init__(self, world: World, *, groups: int, keys: int, rounds: int) -> None:
+    def __init__(self, world: World, *, groups: int, keys: int, rounds: int, durable: bool = False) -> None:
+        """`durable`: all that they do is to survive the machine."""
         self.world, self.groups, self.keys, self.rounds = world, groups, keys, rounds
+        self.durability: Literal["", "journal"] = "journal" if durable else ""
         self.record = ClientRecord()
         self.random = world.random
         self.sizes = {f"u{i}": self.random.randrange(1, 4) for i in range(groups)}

@@ -14,19 +14,40 @@ from transfer_queue.net.messages import Admit, Life, Record, Token
 
 
 class Checker:
-    """The shadow is a ledger that never restarts: it applies each record once it is in the journal."""
+    """The shadow is a ledger that never restarts: it applies each record once it is in the journal. Of a journal that
+    lost its end with the power, it begins anew."""
 
     def __init__(self) -> None:
         self.shadow = Ledger()
+        self.journal: list[Record] = []
         self.records = 0
+        self._dark = False
         self.lives = 0
         self.accepted: dict[str, set[str]] = {}
         self._newest = Token(0, 0)
 
+    def lost_power(self) -> None:
+        self._dark = True
+
     def recorded(self, record: Record) -> None:
-        self.shadow.apply(record.mutation, record.now, record.client, record.request)
+        if self._dark:
+            self._go_back(record.seq - 1)
+        assert record.seq == len(self.journal) + 1, "the journal lost records"
+        self.journal.append(record)
         self.records += 1
         self.lives += isinstance(record.mutation, Life)
+        self._apply(record)
+
+    def _go_back(self, records: int) -> None:
+        """Nobody was told of what came after; a token that nobody has may be given again."""
+        self._dark, self._newest = False, Token(0, 0)
+        del self.journal[records:]
+        self.shadow, self.accepted = Ledger(), {}
+        for record in self.journal:
+            self._apply(record)
+
+    def _apply(self, record: Record) -> None:
+        self.shadow.apply(record.mutation, record.now, record.client, record.request)
         if isinstance(record.mutation, Admit):
             uids = self.accepted.setdefault(record.mutation.partition, set())
             uids.update(group.uid for group in record.mutation.groups)

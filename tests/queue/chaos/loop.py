@@ -46,15 +46,24 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._until, self._most = float("inf"), self.steps + steps
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """At once; the answer comes a little later."""
+        """It takes some time, and has its effect at its beginning or at its end; none if it is given up before."""
         future = self.create_future()
+        takes = self.random.choice([1e-4, 1e-2])
+        if self.random.random() < 0.5:
+            self._act(future, takes, func, args)
+        else:
+            self.call_later(takes, self._act, future, 0.0, func, args)
+        return future
+
+    def _act(self, future: asyncio.Future[Any], later: float, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if future.cancelled():
+            return
         try:
             result = func(*args)
         except BaseException as error:  # noqa: BLE001
-            self.call_later(1e-4, _unless_done, future, future.set_exception, error)
+            self.call_later(later, _unless_done, future, future.set_exception, error)
         else:
-            self.call_later(1e-4, _unless_done, future, future.set_result, result)
-        return future
+            self.call_later(later, _unless_done, future, future.set_result, result)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         task = asyncio.Task(work, loop=loop, **options)

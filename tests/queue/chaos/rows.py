@@ -19,13 +19,16 @@ PLAIN, STREAM = "plain", "stream"
 DURABLE = "durable"
 """As PLAIN, with durability "journal"."""
 
+DURABLE_WRITERS = ("w1",)
+"""Beginnings of the keys of writers whose rows lie there."""
+
 STREAMED = 24
 """Rows that are put once and fetched once, two at a time."""
 
 
 def partition_of(key: str) -> str:
-    """Where a writer's row is: those of the second one are durable."""
-    return DURABLE if key.startswith("w1") else PLAIN
+    """Where a writer's row is."""
+    return DURABLE if key.startswith(DURABLE_WRITERS) else PLAIN
 
 
 class PlainRows(Clients):
@@ -37,8 +40,8 @@ class PlainRows(Clients):
         """Writes, reads and clears keys that are its own."""
         client = await process.connect()
         keys = [f"w{number}k{i}" for i in range(self.keys)]
-        if partition_of(keys[0]) == DURABLE:
-            await client.open_partition(DURABLE, tasks=[], durability="journal")
+        if self.durability or partition_of(keys[0]) == DURABLE:
+            await client.open_partition(partition_of(keys[0]), tasks=[], durability="journal")
         while self.written[number] < self.rounds:
             some = sorted(self.random.sample(keys, self.random.randrange(1, 4)))
             luck = self.random.random()
@@ -83,6 +86,8 @@ class PlainRows(Clients):
 
     async def streamer(self, process: Process) -> None:
         client = await process.connect()
+        if self.durability:
+            await client.open_partition(STREAM, tasks=[], durability=self.durability)
         for i in range(0, STREAMED, 2):
             keys = [f"s{i}", f"s{i + 1}"]
             if self.record.register(keys[0]).acknowledged():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.queue.chaos.job import Job
 from tests.queue.chaos.loop import SeededLoop, run_seeded
-from tests.queue.chaos.rows import DURABLE, PLAIN, STREAMED
+from tests.queue.chaos.rows import STREAMED, partition_of
 from tests.queue.chaos.training import TRAIN
 from tests.queue.chaos.world import Faults, World
 from transfer_queue.failpoints import FAILPOINTS
@@ -45,6 +45,7 @@ class Outcome:
     seconds: float
     trace: list[tuple]
     losses: int
+    blackouts: int
 
 
 def faults_of(seed: int) -> Faults:
@@ -59,20 +60,25 @@ def faults_of(seed: int) -> Faults:
     )  # fmt: skip
 
 
-def simulate(seed: int, *, groups: int = 10, keys: int = 6, rounds: int = 25, lose_every: float = 0.0) -> Outcome:
-    """Raises what went wrong, with the seed. `lose_every`: see Faults; what was lost so is generated again."""
+def simulate(
+    seed: int, *, groups: int = 10, keys: int = 6, rounds: int = 25, lose_every: float = 0.0, power_every: float = 0.0
+) -> Outcome:
+    """Raises what went wrong, with the seed. `lose_every`: see Faults; what was lost so is generated again. With
+    `power_every` all partitions are of durability "journal", and nothing may be lost."""
     home = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="tq-sim-", dir=home) as directory:
         loop = SeededLoop(seed, disorder=(seed % 3) / 2, until=3 * PATIENCE, steps=2_000_000)
-        world = World(loop, Path(directory), replace(faults_of(seed), lose_every=lose_every))
+        faults = replace(faults_of(seed), lose_every=lose_every, power_every=power_every)
+        world = World(loop, Path(directory), faults)
+        job = Job(world, groups=groups, keys=keys, rounds=rounds, durable=power_every > 0)
         with world.patched():
             try:
-                return run_seeded(loop, _run(world, seed, Job(world, groups=groups, keys=keys, rounds=rounds)))
+                return run_seeded(loop, _run(world, seed, job))
             except Exception as error:
                 tail = "\n".join(map(str, world.trace[-60:]))
                 message = (
                     f"last events:\n{tail}\nseed {seed}: {type(error).__name__}: {error}\n"
-                    f"simulate({seed}, lose_every={lose_every}) replays it"
+                    f"simulate({seed}, lose_every={lose_every}, power_every={power_every}) replays it"
                 )
                 raise AssertionError(message) from error
 
@@ -102,7 +108,7 @@ async def _from_start_to_end(world: World, seed: int, job: Job) -> Outcome:
     record = job.record
     return Outcome(
         seed, world.fired, world.deaths, world.checker.lives, world.checker.records, record.reads, world.loop.time(),
-        world.trace, world.losses,
+        world.trace, world.losses, world.blackouts,
     )  # fmt: skip
 
 
@@ -121,7 +127,7 @@ async def _judge(world: World, job: Job) -> None:
         await job.check_plain(client, [f"w{number}k{i}" for number in job.written for i in range(job.keys)])
         depth = (await client.stats()).partitions[TRAIN].depth
         assert depth["trained"] == job.groups, f"the queue counts {depth}"
-        assert {PLAIN, DURABLE} <= set(await client.list())
+        assert {partition_of(f"w{number}") for number in job.written} <= set(await client.list())
         await client.close()
         judged.set()
 

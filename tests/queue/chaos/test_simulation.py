@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tests.queue.chaos import world
+from tests.queue.chaos import rows, world
 from tests.queue.chaos.simulate import NOT_HERE, Outcome, simulate
 from transfer_queue.controller import recalling
 from transfer_queue.failpoints import FAILPOINTS
@@ -39,9 +39,15 @@ def test_whatever_dies_nothing_is_lost_when_memory_is_so_short_that_writers_give
 
     monkeypatch.setattr(recalling, "GiveBack", give_back)
     monkeypatch.setattr(world, "BUDGET", 6 * world.SEGMENT)  # the largest put takes nearly all
+    monkeypatch.setattr(rows, "DURABLE_WRITERS", ())
     for seed in range(20):
         simulate(seed)
     assert len(asked) >= 3
+
+
+def test_what_was_acknowledged_as_durable_survives_a_machine_that_loses_its_power() -> None:
+    outcomes = [simulate(seed, power_every=4.0) for seed in range(5)]
+    assert sum(outcome.blackouts for outcome in outcomes) >= 30
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
@@ -65,6 +71,13 @@ def test_whatever_dies_in_500_runs_nothing_is_lost_done_twice_or_corrupt(capsys)
 def test_what_is_lost_with_a_storage_unit_is_generated_again_in_200_runs() -> None:
     outcomes = [simulate(seed, lose_every=6.0) for seed in range(FIRST, FIRST + 200)]
     assert sum(outcome.losses for outcome in outcomes) >= 400
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(3600)
+def test_what_was_acknowledged_as_durable_survives_200_machines_that_lose_their_power() -> None:
+    outcomes = [simulate(seed, power_every=4.0) for seed in range(FIRST, FIRST + 200)]
+    assert sum(outcome.blackouts for outcome in outcomes) >= 1500
 
 
 def summary(outcomes: list[Outcome], fired: Counter[str]) -> str:

@@ -36,7 +36,7 @@ class Training(Clients):
 
     async def feeder(self, process: Process) -> None:
         client = await process.connect()
-        await client.open_partition(TRAIN, tasks=TASKS, max_groups=6)
+        await client.open_partition(TRAIN, tasks=TASKS, max_groups=6, durability=self.durability)
         while not self.finished():
             some = await self._to_admit(client)
             if not some:

@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
+from tests.queue.chaos.disk import Disk
 from tests.queue.chaos.invariants import Checker
 from tests.queue.chaos.loop import SeededLoop
 from tests.queue.chaos.network import SimListener
@@ -54,6 +57,7 @@ class Faults:
     kill_every: float = 0.0  # seconds between deaths at any moment, on average; 0: none
     break_every: float = 0.0  # seconds between connections lost
     lose_every: float = 0.0  # seconds between storage units that die and lose all they had
+    power_every: float = 0.0  # seconds between deaths of the whole machine, in midst of a sync: what it had not is lost
     repeats: float = 0.02  # part of the requests that arrive twice
     delay: float = 0.002  # seconds on the way, on average
 
@@ -71,6 +75,9 @@ class World:
         self.fired: Counter[str] = Counter()
         self.deaths: Counter[str] = Counter()
         self.losses = 0
+        self.blackouts = 0
+        self._power_fails = False  # with the next sync
+        self.disk: Disk | None = None  # if the power may fail
         self.quiet = False  # no more faults
         self.over = False  # nothing is started any more
         self._passed: Counter[str] = Counter()
@@ -111,9 +118,12 @@ class World:
                 mock.patch.object(unit_files, "first_incarnation", partial(self.random.randrange, 1 << 20)),
                 mock.patch.object(history, "TAIL", 0.001),
                 mock.patch.object(Journal, "append", watched_append),
-                mock.patch.object(os, "fsync"),
             ):
                 stack.enter_context(patch)
+            if self.faults.power_every:
+                self.disk = Disk(self.directory, stack.enter_context(pytest.MonkeyPatch.context()))
+            else:
+                stack.enter_context(mock.patch.object(os, "fsync"))
             stack.enter_context(hooked(self._at_failpoint))
             yield
 
@@ -127,6 +137,8 @@ class World:
             self._later(self.faults.break_every, self._break_something)
         if self.faults.lose_every:
             self._later(self.faults.lose_every, self._lose_a_unit)
+        if self.faults.power_every:
+            self._later(self.faults.power_every, self._let_power_fail)
 
     def spawn(self, name: str, program: Callable[[Process], Coroutine[Any, Any, None]], *, again: bool = True) -> None:
         """Run a client process; started again whenever it was killed."""
@@ -261,6 +273,9 @@ class World:
         if self.quiet or (process is None and not mine) or (process is not None and process.dead):
             return
         self._passed[name] += 1
+        if name == "controller.before_sync" and self._power_fails:
+            self._power_fails = False
+            self.loop.call_later(self.random.uniform(0.0, 0.02), self._lose_power)
         if (name, self._passed[name]) not in self._planned:
             return
         self.fired[name] += 1
@@ -305,6 +320,27 @@ class World:
             for home in (f"unit-{number}", f"disk-{number}"):
                 shutil.rmtree(self.directory / home, ignore_errors=True)
         self._later(self.faults.lose_every, self._lose_a_unit)
+
+    def _let_power_fail(self) -> None:
+        self._power_fails = True
+
+    def _lose_power(self) -> None:
+        """The machine dies with all processes; its memory is gone, and of its disk what no sync has covered."""
+        if self.quiet:
+            return
+        assert self.disk is not None
+        self.blackouts += 1
+        self.note("loses power", "everybody")
+        self.kill_controller()
+        for process in (*self._clients.values(), *self._units.values()):
+            if not process.dead:
+                self._kill_process(process)
+        for number in self._units:
+            shutil.rmtree(self.directory / f"unit-{number}", ignore_errors=True)
+        self.disk.lose_power()
+        unit_files.replace_file(self.directory / "key", KEY)
+        self.checker.lost_power()
+        self._later(self.faults.power_every, self._let_power_fail)
 
     def _later(self, every: float, act: Callable[[], None]) -> None:
         self.loop.call_later(self.random.expovariate(1 / every), act)
