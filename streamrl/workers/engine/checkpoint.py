@@ -170,9 +170,10 @@ def _compare(directory: Path, there: dict[str, tuple[int, ...]], here: dict[str,
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path, header: dict[str, str]) -> None:
-    """Raises OSError: the library has an error of its own for a full disk."""
+    """`header`: of one entry, since the library writes several in no order, and equal states are to be equal bytes.
+    Raises OSError: the library has an error of its own for a full disk."""
     try:
-        save_file(tensors, path, metadata={"format": "pt", **header})
+        save_file(tensors, path, metadata=header)
         with path.open("rb") as file:
             os.fsync(file.fileno())
     except SafetensorError as error:
