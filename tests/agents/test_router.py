@@ -132,3 +132,24 @@ def test_load_is_the_sum_of_unreleased_tickets_and_only_healthy_servers_are_chos
         router.release(ticket)
     assert all(s.tokens == s.requests == 0 for s in router.servers.values())
     assert router.in_flight() == 0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 99), st.integers(1, 500)), max_size=200))
+def test_a_new_session_gets_a_least_loaded_healthy_server_however_loads_came_about(
+    steps: list[tuple[bool, int, int]],
+) -> None:
+    router = Router([f"server-{i}" for i in range(5)])
+    held: list[Ticket] = []
+    for place, (acquires, pick, amount) in enumerate(steps):
+        if acquires or not held:
+            least = min(((s.tokens, s.last_chosen) for s in router.servers.values() if s.healthy), default=None)
+            states = {name: (s.tokens, s.last_chosen) for name, s in router.servers.items()}
+            ticket = router.acquire(f"new {place}", amount)
+            assert (states[ticket.server] if ticket else None) == least
+            held += [ticket] if ticket else []
+        elif pick % 10 == 0:
+            router.fail(held[pick % len(held)], "died")
+        elif pick % 10 == 1:
+            router.readmit(f"server-{pick % 5}", router.version)
+        else:
+            router.release(held.pop(pick % len(held)))
