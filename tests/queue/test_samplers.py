@@ -17,7 +17,7 @@ from transfer_queue.sampler import (
     load_sampler,
     sampler_spec,
 )
-from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
+from transfer_queue.sampler.balance import balanced_partitions, get_seqlen_balanced_partitions, karmarkar_karp
 from transfer_queue.sampler.priority import highest
 
 
@@ -188,3 +188,24 @@ def test_the_highest_are_those_of_a_stable_sort(seed):
     values = random.integers(0, 5, 50) if seed % 2 else random.random(50)
     for count in (1, 7, 49, 50):
         assert highest(values, count).tolist() == np.argsort(-values, kind="stable")[:count].tolist()
+
+
+def differenced(costs: list[int], parts: int) -> list[list[int]]:
+    """Largest differencing as it was written down: each partial solution has all its lists, empty or not."""
+    items = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
+    solutions = [(place, [(costs[i], [i])] + [(0, [])] * (parts - 1)) for place, i in enumerate(items)]
+    while len(solutions) > 1:
+        solutions.sort(key=lambda one: (one[1][-1][0] - one[1][0][0], one[0]))
+        (place, first), (_, second), *solutions = solutions
+        joined = [(a + b, some + more) for (a, some), (b, more) in zip(first, second[::-1], strict=True)]
+        solutions.append((place, sorted(joined, key=lambda part: -part[0])))
+    found = sorted(solutions[0][1], key=lambda part: (-part[0], sorted(part[1])[:1]))
+    return [sorted(indices) for _, indices in found]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_largest_differencing_without_its_empty_lists_gives_the_same(seed):
+    random = np.random.default_rng(seed)
+    costs = random.integers(1, random.choice([5, 1000]), random.integers(1, 40)).tolist()
+    for parts in (1, 2, 3, 8, 50):
+        assert balanced_partitions(costs, parts) == differenced(costs, parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Sequence
 
 
@@ -28,26 +29,34 @@ def balanced_partitions(costs: Sequence[float], parts: int, equal_size: bool = F
 _Part = tuple[float, list[int]]
 """Its load, and what is in it."""
 
+_load = operator.itemgetter(0)
+
 
 def _largest_differencing(costs: Sequence[float], order: Sequence[int], parts: int) -> list[_Part]:
     """Karmarkar and Karp 1982: at first each item is a partial solution by itself. The two whose loads are most uneven
     become one, the heaviest list of one joined to the lightest of the other, until one is left."""
-    heap = [_entry(place, [(costs[i], [i])], parts) for place, i in enumerate(order)]
-    if not heap:
-        return [(0.0, []) for _ in range(parts)]
+    heap = [(-costs[i], place, [(costs[i], [i])]) for place, i in enumerate(order)]
     heapq.heapify(heap)
     while len(heap) > 1:
         _, place, first = heapq.heappop(heap)
         _, _, second = heapq.heappop(heap)
-        pairs = zip(first, reversed(second), strict=True)
-        heapq.heappush(heap, _entry(place, [_union(a, b) for a, b in pairs], parts))
-    return heap[0][2]
+        heapq.heappush(heap, _entry(place, _joined(first, second, parts), parts))
+    found = heap[0][2] if heap else []
+    return found + [(0.0, []) for _ in range(parts - len(found))]
 
 
 def _entry(place: int, loads: list[_Part], parts: int) -> tuple[float, int, list[_Part]]:
-    """A partial solution, the most uneven one first in a heap; `place` settles ties."""
-    loads = sorted(loads + [(0.0, []) for _ in range(parts - len(loads))], key=lambda part: -part[0])
-    return loads[-1][0] - loads[0][0], place, loads
+    """A partial solution, the most uneven one first in a heap; `place` settles ties. Its empty lists are left out."""
+    loads.sort(key=_load, reverse=True)
+    least = loads[-1][0] if len(loads) == parts else 0.0
+    return least - loads[0][0], place, loads
+
+
+def _joined(first: list[_Part], second: list[_Part], parts: int) -> list[_Part]:
+    """The heaviest list of one with the lightest of the other, and so on; lists that meet empty ones stay alone."""
+    alone = max(0, parts - len(second))  # so many of the first meet empty ones
+    both = zip(first[alone:], reversed(second[parts - len(first) :]), strict=True)
+    return first[:alone] + [_union(a, b) for a, b in both] + second[: parts - len(first)][::-1]
 
 
 def _union(a: _Part, b: _Part) -> _Part:
