@@ -75,11 +75,12 @@ class ControllerServer:
         self._timer: asyncio.TimerHandle | None = None
         self._paging: asyncio.Handle | None = None
         self._nuisance = Nuisance(log, "a malformed message was ignored")
+        listen = _listening(endpoints, key)
         self._core = make_core(self._send)
         self._core.hold = self._hold
         self._commit = GroupCommit(self._core, self._release)
-        self._listener = _listen(
-            endpoints, key, on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse
+        self._listener = listen(
+            on_frame=self._on_frame, on_turn=self._turn_ends, on_end=self._on_end, refuse=self._refuse
         )
         self._turn_ends()
 
@@ -294,16 +295,17 @@ async def serve_controller(
             elif network and (why := why_ended({"run": run, "key_file": key_file})):
                 await server.part(why)
     except JournalFailed as error:
-        await until_room(functools.partial(_listen, endpoints, key), key, directory / "journal", error, stop)
+        await until_room(_listening(endpoints, key), key, directory / "journal", error, stop)
         if not stop.is_set():
             raise  # a new process goes on from what is in the journal
     finally:
         os.close(lock)
 
 
-def _listen(endpoints: Sequence[str], key: str, **callbacks: Callable[..., None]) -> Listener:
+def _listening(endpoints: Sequence[str], key: str) -> Callable[..., Listener]:
+    """Makes the listener at all of them, given its callbacks. Raises Invalid."""
     make = [_listener_at(endpoint, key) for endpoint in endpoints]
-    return make[0](**callbacks) if len(make) == 1 else JointListener(make, **callbacks)
+    return make[0] if len(make) == 1 else functools.partial(JointListener, make)
 
 
 def _listener_at(endpoint: str, key: str) -> Callable[..., Listener]:
