@@ -115,8 +115,8 @@ class TrainerConfig:
     seed: Seed = 42
     deterministic: bool = False
     """The same weights and metrics, bit for bit, for any number of LLM servers and agent workers and after any kill:
-    batches are of fixed prompts, sampled to their last token by the version num_warmup_batches before (docs/async.md).
-    Servers are slower for it, and rewards, tools and agents must not depend on time or chance of their own."""
+    batches are of fixed prompts, sampled to their last token by the version num_warmup_batches before. Servers are
+    slower for it; rewards, tools and agents must not depend on time or chance of their own (docs/deterministic.md)."""
     logger: tuple[str, ...] = ("console",)
     """Where metrics go besides metrics.jsonl ("file"), which every run writes: console (the terminal view),
     tensorboard, wandb, mlflow, trackio, swanlab, or a class of yours, path/to/file.py:Class (docs/metrics.md)."""
