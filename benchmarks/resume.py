@@ -3,6 +3,7 @@
     python -m benchmarks.resume --json FILE                      200 kills in virtual time, two minutes
     python -m benchmarks.resume --kills 10000 --jobs 2
     python -m benchmarks.resume --kills 0 --real 25              under Ray, with real processes: ten minutes
+    python -m benchmarks.resume --kills 0 --stall                how long the training stands still for a save
     python -m benchmarks.resume --kills 0 --deterministic 40     to the bit (benchmarks/repeats.py): ten minutes
 
 In virtual time each life of a run is a fork of this process, which saves it Python's start and the imports, and ends by
@@ -16,6 +17,7 @@ ended, each was trained in exactly one step that counts, or was still out, or wa
 from __future__ import annotations
 
 import argparse
+import asyncio
 import multiprocessing
 import os
 import random
@@ -28,13 +30,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from benchmarks.bars import Bar, report
 from benchmarks.repeats import deterministic
 from streamrl.config import StreamRLConfig
 from streamrl.monitor.summary import read_summary
 from streamrl.trainer.batch_log import read_batch_log
-from streamrl.trainer.checkpoint import CheckpointStore
+from streamrl.trainer.checkpoint import CheckpointStore, TrainerState
 from tests.runtime.conftest import VIRTUAL
 from tests.runtime.jobs import Job
 
@@ -205,6 +208,44 @@ def real(seed: int, kills: int) -> Outcome:
     return outcome
 
 
+def stall() -> list[Bar]:
+    """Of a save of 25 million parameters with their moments (300 MB), one rank, on this machine's disk."""
+    from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
+    from streamrl.workers.actor import ActorWorker
+    from tests.workers.tiny import make_model, make_rows, settings
+
+    async def measure(directory: Path) -> list[Bar]:
+        model = make_model(directory / "model", hidden=512, layers=12)
+        batch, rows = make_rows(2, 2)
+        group = LocalWorkerGroup(ClassWithInitArgs(ActorWorker, settings(model), rows))
+        await group.init_model()
+        await group.update_actor(batch)
+        store, found = CheckpointStore(directory / "checkpoints", keep=1), {}
+        for step in range(1, 7):
+            background = step > 3
+            began = time.monotonic()
+            draft = store.draft(step)
+            await group.save_checkpoint(str(draft / "actor"), background=background)
+            if not background:
+                await store.seal(draft, TrainerState(step, 0))
+            found[step] = time.monotonic() - began
+            if background:
+                await group.update_actor(batch)
+                await group.checkpoint_written()
+                await store.seal(draft, TrainerState(step, 0))
+        size = sum(path.stat().st_size for path in store.path(6).rglob("*") if path.is_file())
+        await group.close()
+        at_once, beside = median(found[step] for step in (1, 2, 3)), median(found[step] for step in (5, 6))
+        return [
+            Bar("stall: checkpoint", size / 1e6, "MB"), Bar("stall: written at once", at_once, "s"),
+            Bar("stall: async_save", beside, "s"),
+            Bar("stall: async_save, share of it", beside / at_once, "", 0.5, "at most"),
+        ]  # fmt: skip
+
+    with tempfile.TemporaryDirectory(prefix="streamrl-resume-") as directory:
+        return asyncio.run(measure(Path(directory)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.resume", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -213,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=200, help="in virtual time")
     parser.add_argument("--real", type=int, default=0, metavar="KILLS", help="of real processes, under Ray")
     parser.add_argument("--deterministic", type=int, default=0, metavar="KILLS", help="of runs that must end the same")
+    parser.add_argument("--stall", action="store_true", help="measure what a save costs the training")
     parser.add_argument("--jobs", type=int, default=1, help="processes that kill side by side")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 100_000)
     options = parser.parse_args(arguments)
@@ -230,6 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bars += real(options.seed, options.real).bars("real processes", options.real)
     if options.deterministic:
         bars += deterministic(options.seed, options.deterministic)
+    if options.stall:
+        bars += stall()
     return report(bars, options.json)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,26 @@ from streamrl.runtime.export import export, main
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
 from streamrl.trainer.checkpoint import CheckpointStore, TrainerState
 from streamrl.workers.actor import ActorWorker
+from tests.workers.engine.cases import Case, make_models
+from tests.workers.engine.scenarios import train_and_save
+from tests.workers.engine.world import World
 from tests.workers.tiny import make_model, make_rows, settings
 
+pytestmark = pytest.mark.timeout(240)  # the first test of ranks waits for their imports
+
 IDS = torch.arange(1, 13)[None]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +87,61 @@ async def test_an_export_opens_in_transformers_and_computes_what_was_trained(mod
     assert (trained - logits_of(model)).abs().max() > 1e-2
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def sharded_run(world: World, models: dict[str, Path], run: Path, case: Case) -> dict[str, Any]:
+    """A run directory with the checkpoint that the ranks of `case` wrote; what rank 0 had when it did."""
+    directory = run / "checkpoints" / "global_step_2"
+    found = world.run(case.ranks, train_and_save, (case, models, str(directory / "actor")))[0]
+
+    async def seal() -> None:
+        store = CheckpointStore(run / "checkpoints")
+        draft = store.draft(2)
+        directory.joinpath("actor").rename(draft / "actor")
+        await store.seal(draft, TrainerState(2, 8))
+
+    asyncio.run(seal())
+    named = {"path": str(models[case.model]), "tokenizer_path": None, "lora_rank": 0}
+    (run / "config.yaml").write_text(json.dumps({"actor_rollout_ref": {"model": named}}))
+    return found
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama"], ids=["tied embeddings", "a head of its own"])
+def test_an_export_joins_the_shards_of_two_ranks(
+    world: World, models: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    trained = sharded_run(world, models, tmp_path / "run", Case("fsdp2", 2, model=name))["state"]
+    export(tmp_path / "run", tmp_path / "out")
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    assert (opened.lm_head.weight is opened.model.embed_tokens.weight) == (name == "qwen2")
+    weights = dict(opened.named_parameters())
+    assert weights.keys() == trained.keys()
+    for key, value in trained.items():
+        torch.testing.assert_close(weights[key], torch.from_numpy(value), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"hidden_size": 64}, "has no such place in it"),
+     ({"num_hidden_layers": 3, "layer_types": None}, "nothing was trained for"),
+     ({"tie_word_embeddings": False}, "nothing was trained for lm_head.weight")],
+    ids=["wider", "deeper", "untied"],
+)  # fmt: skip
+def test_a_base_model_that_was_changed_since_is_no_base_for_an_export(
+    world: World, models: dict[str, Path], tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    changed = tmp_path / "model"
+    shutil.copytree(models["qwen2"], changed)
+    sharded_run(world, {**models, "qwen2": changed}, tmp_path / "run", Case("fsdp2", 2))
+    config = Qwen2Config.from_pretrained(changed, **change)
+    Qwen2ForCausalLM(config).save_pretrained(changed)
+    with pytest.raises(UserError, match=f"is not the model that was trained: .*{says}|{says}"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 async def test_an_export_keeps_the_names_and_the_dtype_of_the_model(model: str, tmp_path: Path) -> None:
