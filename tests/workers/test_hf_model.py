@@ -125,7 +125,7 @@ def test_an_export_joins_the_shards_of_two_ranks(
 @pytest.mark.parametrize(
     ("change", "says"),
     [({"hidden_size": 64}, "has no such place in it"),
-     ({"num_hidden_layers": 3, "layer_types": None}, "nothing was trained for"),
+     ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "nothing was trained for"),
      ({"tie_word_embeddings": False}, "nothing was trained for lm_head.weight")],
     ids=["wider", "deeper", "untied"],
 )  # fmt: skip
