@@ -15,8 +15,10 @@ import pytest
 
 from streamrl.cli import train
 from streamrl.monitor.events import read_events
+from streamrl.monitor.metrics_log import read_metrics
 from streamrl.monitor.summary import read_summary
 from streamrl.runtime.run_dir import status_of
+from streamrl.trainer.checkpoint import CheckpointStore
 from tests.runtime.conftest import VIRTUAL
 from tests.runtime.jobs import Job, chaos_seed
 
@@ -26,6 +28,10 @@ STEPS = 40
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path, *VIRTUAL, "trainer.save_freq=3", steps=STEPS)
+
+
+IN_BACKGROUND = ("actor_rollout_ref.actor.checkpoint.async_save=true", "actor_rollout_ref.actor.sim.save_seconds=0.5")
+"""The ranks need that long, which is a step and a half."""
 
 
 @pytest.mark.chaos
@@ -44,7 +50,23 @@ def test_a_run_killed_again_and_again_trains_every_prompt_once(tmp_path: Path, m
     job.check_accounts()
 
 
-def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_goes_on(job: Job) -> None:
+def test_a_run_that_writes_its_checkpoints_in_the_background_goes_on_from_a_whole_one(tmp_path: Path) -> None:
+    job = Job(tmp_path, *VIRTUAL, *IN_BACKGROUND, "trainer.save_freq=1", steps=STEPS)
+    for step in (3, 9):
+        job.start()
+        job.wait_for_step(step)
+        job.kill()
+    job.start()
+    job.finish()
+    job.check_accounts()
+    store = CheckpointStore(job.path / "checkpoints")
+    assert [path.name for path in store.directory.iterdir()] == [f"global_step_{STEPS}"]
+    assert store.load(STEPS).step == STEPS
+
+
+@pytest.mark.parametrize("saves", [(), IN_BACKGROUND], ids=["at once", "in the background"])
+def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path, saves: tuple[str, ...]) -> None:
+    job = Job(tmp_path, *VIRTUAL, *saves, "trainer.save_freq=3", steps=STEPS)
     process = job.start()
     job.wait_for_step(4)
     process.send_signal(signal.SIGINT)
@@ -52,6 +74,8 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_goes_on(job: Job) -
     path = job.path
     assert status_of(path) == "interrupted"
     assert "the same command resumes this run" in job.text
+    store = CheckpointStore(path / "checkpoints")
+    assert store.load(store.steps()[-1]).step == len(list(read_metrics(path)))
     job.start()
     job.finish()
     assert job.path == path
