@@ -170,6 +170,7 @@ def virtual(seed: int, kills: int) -> Outcome:
         else:
             shutil.rmtree(directory)
         outcome += found
+        print(f"{outcome.kills} kills, {outcome.runs} runs ({kind})", file=sys.stderr, flush=True)
     outcome.seconds = time.monotonic() - began
     return outcome
 
