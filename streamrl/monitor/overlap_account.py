@@ -25,7 +25,15 @@ from streamrl.monitor.schema import CAUSES, Cause
 
 Interval = tuple[float, float]
 
-PRECEDENCE: tuple[Cause, ...] = ("hand_off", "validation", "wait_order", "wait_data", "checkpoint", "sync")
+PRECEDENCE: tuple[Cause, ...] = (
+    "hand_off",
+    "validation",
+    "wait_order",
+    "wait_data",
+    "checkpoint",
+    "sync",
+    "bookkeeping",
+)
 """Which cause an instant counts under when several hold (training always wins): what blocks the trainer itself comes
 before what may run beside it, and waiting for data while validation holds the servers is validation's cost."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["process", "begin", "span", "counter", "state", "metrics"]
 
-Cause = Literal["wait_data", "wait_order", "sync", "hand_off", "checkpoint", "validation", "unaccounted"]
+Cause = Literal["wait_data", "wait_order", "sync", "hand_off", "checkpoint", "validation", "bookkeeping", "unaccounted"]
 """What a second of a step in which the trainer's devices do not train can be lost to."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
@@ -62,6 +62,9 @@ TABLE: tuple[EventSpec, ...] = (
     _span("checkpoint", "trainer", ("step",), "The trainer writes a checkpoint."),
     _span("validate", "trainer", ("step",), "Validation in training's place; also `when` (before, during, after)."),
     _span("validate_beside", "trainer", ("step",), "Validation beside training, with the weights of `step` and later."),
+    _span(
+        "close_step", "trainer", ("step",), "The step is written down: acks, batch log, state of all parts, metrics."
+    ),
     # What the trainer's devices do. Everything else in a step is lost time.
     _span("old_log_prob", "trainer", ("step",), "Log-probs of the rows under pi_old."),
     _span("ref", "trainer", ("step",), "Log-probs of the rows under the reference policy."),
@@ -157,6 +160,7 @@ CAUSE_OF_SPAN: dict[str, Cause] = {
     "hand_off": "hand_off",
     "checkpoint": "checkpoint",
     "validate": "validation",
+    "close_step": "bookkeeping",
 }
 """The cause under which the time of a span counts as lost."""
 

@@ -98,6 +98,7 @@ LABELS = {
     "hand_off": "hand-off",
     "checkpoint": "checkpoint",
     "validation": "validation",
+    "bookkeeping": "bookkeeping",
     "unaccounted": "unaccounted",
     "idle": "no request",
 }

@@ -235,17 +235,19 @@ class Trainer(ABC):
             if version != self.version:
                 await self._publish(version)
             await self.on_published()
-            await self.samples.trained(step, PARTITION, groups)
-            self._batch_log.trained(step, [g.uid for g in groups], [g.order for g in groups])
-            await self.buffer.trained(batches, step, version)
-            if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
-                self._batch_log.committed(step)
-                await self.parts.queue.commit_step(PARTITION, step)
-            rows = self.report.trained(groups, self.version)
-            self.step = step
-            await self.report.look(version)
+            with self.parts.events.span("close_step", step=step):
+                await self.samples.trained(step, PARTITION, groups)
+                self._batch_log.trained(step, [g.uid for g in groups], [g.order for g in groups])
+                await self.buffer.trained(batches, step, version)
+                if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
+                    self._batch_log.committed(step)
+                    await self.parts.queue.commit_step(PARTITION, step)
+                rows = self.report.trained(groups, self.version)
+                self.step = step
+                await self.report.look(version)
             span.add(groups=len(groups), samples=sum(len(g.rows) for g in groups), dropped=self.report.dropped_in_step)
-        self.report.step_ends(step, rows)
+        with self.parts.events.span("close_step", step=step):
+            self.report.step_ends(step, rows)
 
     async def _update(self, batch: LeasedBatch, step: int, *, first: bool) -> dict[str, float]:
         staleness = mean(self.version - oldest_version(group) for group in batch.groups)
