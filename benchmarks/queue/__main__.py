@@ -46,7 +46,11 @@ def main() -> int:
     parser.add_argument("--workload", choices=list(WORKLOADS), nargs="+", help="only these")
     parser.add_argument("--peer", action="store_true", help="also TransferQueue from PyPI; installs it once, 2 GB")
     parser.add_argument("--peer-environment", type=Path, default=default_environment(), help="where (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small sizes, two rounds: only to see that all runs")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small sizes, two rounds: only to see that all runs",
+    )
     parser.add_argument("--rounds", type=int, help="instead of each workload's own number")
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args()
@@ -67,9 +71,10 @@ def main() -> int:
             results[workload.name] = figures
             bars += workload.bars(figures)
             bars.append(Bar(f"{workload.name}: load average, median", median(figures.loads), "processes"))
-            tables.write(options.markdown, tables.markdown(results, bars, heading))  # so far: the rest may take long
+            # so far: the rest may take long
+            tables.write(options.markdown, tables.markdown(results, bars, heading, quick=options.quick))
             tables.write(options.chart, tables.chart(results))
-    return report(bars, options.json)
+    return report(bars, options.json, quick=options.quick)
 
 
 if __name__ == "__main__":

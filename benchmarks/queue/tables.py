@@ -16,7 +16,7 @@ NOT_SECONDS = (
 )  # fmt: skip
 
 
-def markdown(results: dict[str, Figures], bars: list[Bar], heading: str) -> str:
+def markdown(results: dict[str, Figures], bars: list[Bar], heading: str, *, quick: bool = False) -> str:
     """One table of medians, one of bars."""
     lines = [f"# {heading}", "", "| workload | figure | ours | peer | peer / ours | memcpy | ours / memcpy | load |"]
     lines.append("|---|---|---|---|---|---|---|---|")
@@ -31,7 +31,7 @@ def markdown(results: dict[str, Figures], bars: list[Bar], heading: str) -> str:
     lines += ["", "| figure | value | unit | bar | holds |", "|---|---|---|---|---|"]
     for bar in bars:
         limit = "" if bar.bar is None else f"{bar.sense} {bar.bar:g}"
-        holds = "" if bar.bar is None else "yes" if bar.holds else "**no**"
+        holds = bar.verdict(quick=quick).replace("NO", "**no**")
         lines.append(f"| {bar.name} | {bar.value:.4g} | {bar.unit} | {limit} | {holds} |")
     return "\n".join(lines) + "\n"
 
