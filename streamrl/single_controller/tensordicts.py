@@ -63,4 +63,5 @@ def _jagged(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 def no_jagged_rows(like: torch.Tensor) -> torch.Tensor:
     """A jagged tensor of 0 rows, which torch makes of no list; `like` is [elements, ...], the values of such rows."""
     offsets = torch.zeros(1, dtype=torch.long, device=like.device)
-    return torch.nested.nested_tensor_from_jagged(like.new_empty(0, *like.shape[1:]), offsets)
+    empty = like.new_empty(0, *like.shape[1:])
+    return torch.nested.nested_tensor_from_jagged(empty, offsets, min_seqlen=0, max_seqlen=0)

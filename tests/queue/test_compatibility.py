@@ -165,6 +165,24 @@ def test_a_batch_comes_back_as_jagged_tensors_numbers_and_object_stacks(kv, p):
     assert got.pop("uid").tolist() == ["u1", "u0"]
 
 
+@pytest.mark.parametrize("lengths", [[3, 5], [5, 3], [4, 4], [0, 0], [0, 2], [7]])
+def test_a_jagged_column_is_padded_to_its_longest_row(kv, p, lengths):
+    keys = [f"k{i}" for i in range(len(lengths))]
+    ragged = [torch.arange(n) for n in lengths]
+    fields: dict[str, Any] = {"ids": ragged, "wide": [row.repeat(2, 1).T for row in ragged]}
+    kv.batch_put(keys, p, fields)
+    got = kv.get(keys, p)
+    expected = torch.nested.as_nested_tensor(ragged, layout=torch.jagged).to_padded_tensor(9)
+    for padded in (
+        got["ids"].to_padded_tensor(9),
+        got.to_padded_tensor(9)["ids"],
+        got.clone()["ids"].to_padded_tensor(9),
+    ):
+        assert padded.tolist() == expected.tolist()
+    assert (got["ids"] + 1).to_padded_tensor(0).shape == (len(keys), max(lengths))
+    assert got["wide"].to_padded_tensor(0).shape == (len(keys), max(lengths), 2)
+
+
 @pytest.mark.parametrize("shape", [(0,), (3,), (2, 2), (1, 0)])
 def test_rows_of_every_shape_come_back(kv, p, shape):
     value = torch.arange(int(np.prod(shape))).reshape(shape)

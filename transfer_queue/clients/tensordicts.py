@@ -83,12 +83,22 @@ def _value(column: Column) -> Any:
     if column.dtype == BFLOAT16:
         values = values.view(torch.bfloat16)
     if column.offsets is not None:
-        return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(column.offsets))
+        return jagged(values, column.offsets)
     if not column.shape:
         return values
-    offsets = torch.arange(column.rows + 1) * column.shape[0]
     packed = values.reshape(column.rows * column.shape[0], *column.shape[1:])
-    return torch.nested.nested_tensor_from_jagged(packed, offsets)
+    return jagged(packed, np.arange(column.rows + 1) * column.shape[0])
+
+
+def jagged(values: Any, offsets: np.ndarray) -> Any:
+    """Row i is values[offsets[i]:offsets[i + 1]], int64. torch is told the longest, else it pads each row to the sum of
+    all."""
+    import torch
+
+    lengths = np.diff(offsets)
+    least, most = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    where = torch.from_numpy(offsets).to(values.device)
+    return torch.nested.nested_tensor_from_jagged(values, where, min_seqlen=least, max_seqlen=most)
 
 
 def _stack(values: Sequence[Any]) -> Any:

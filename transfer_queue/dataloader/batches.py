@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from transfer_queue.clients.batch_client import TransferQueueClient
 from transfer_queue.clients.row_verbs import USUAL_WAIT
+from transfer_queue.clients.tensordicts import jagged
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.convert import is_tensor
 
@@ -51,4 +52,4 @@ def _slice(value: Any, start: int, end: int) -> Any:
         return torch.nested.as_nested_tensor(list(value.unbind())[start:end], layout=value.layout)
     offsets = value.offsets()[start : end + 1]
     values = value.values()[int(offsets[0]) : int(offsets[-1])]
-    return torch.nested.nested_tensor_from_jagged(values, offsets - offsets[0])
+    return jagged(values, (offsets - offsets[0]).cpu().numpy())
