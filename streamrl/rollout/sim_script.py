@@ -13,6 +13,7 @@ import numpy as np
 from agent_loop.llm.protocol import SamplingParams
 from streamrl.rollout.noise import uniform_array
 
+_NORMAL = NormalDist()
 _STREAM_BITS = 48
 """Streams below 2**48 are the requests'; the bits above tell what is drawn: length, time, token ids, log-probs."""
 
@@ -125,6 +126,5 @@ def log_normal(mean: float, sigma: float, uniform: np.ndarray) -> np.ndarray:
     """Values with this mean by inverting the distribution function."""
     if sigma == 0 or mean == 0:
         return np.full(len(uniform), mean)
-    normal = NormalDist()
-    z = np.array([normal.inv_cdf(min(max(u, 1e-9), 1 - 1e-9)) for u in uniform])
+    z = np.array([_NORMAL.inv_cdf(min(max(u, 1e-9), 1 - 1e-9)) for u in uniform])
     return np.exp(math.log(mean) - sigma**2 / 2 + sigma * z)

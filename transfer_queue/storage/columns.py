@@ -74,8 +74,7 @@ class Column:
                     f"row {i} has dtype {array.dtype} and shape {array.shape}; the rows of a ragged column share dtype "
                     f"({first.dtype}) and all dimensions but the first ({first.shape})"
                 )
-        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([len(a) for a in arrays], out=offsets[1:])
+        offsets = _offsets([len(a) for a in arrays])
         values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return Column.from_packed(values, offsets, dtype=dtype)
 
@@ -84,8 +83,7 @@ class Column:
         """A column of Python objects. Raises TypeError naming field and row for a type that cannot come back, and Large
         as encode_objects does."""
         encoded = encode_objects(rows, field=field, parts=parts)
-        offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-        np.cumsum(list(map(len, encoded)), out=offsets[1:])
+        offsets = _offsets(list(map(len, encoded)))
         if offsets[-1] < LEAST:
             values = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         else:
@@ -253,6 +251,15 @@ def _checked_values(values: np.ndarray, dtype: str | None) -> tuple[np.ndarray, 
     if values.dtype != storage_dtype(name):
         values = values.astype(storage_dtype(name))
     return np.ascontiguousarray(values) if values.ndim else values, name
+
+
+def _offsets(lengths: list[int]) -> np.ndarray:
+    """Where rows of these lengths begin, and the last one ends."""
+    if len(lengths) == 1:  # most puts are of one row
+        return np.array([0, lengths[0]], dtype=np.int64)
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def _offsets_fit(offsets: np.ndarray, count: int) -> bool:
