@@ -120,6 +120,13 @@ class GroupBuffer:
         growing = (g for g in self.groups.values() if g.state in ("pending", "generating") and g.uid not in self._taken)
         return sorted(growing, key=lambda g: g.order)
 
+    def coming(self, credit: int) -> list[Group]:
+        """Groups that have been begun and whose end comes without anything being trained first, oldest dispatch order
+        first. After a restart more may be out than `credit`; the queue has only the oldest of them generated."""
+        oldest = sorted(group.order for group in self.groups.values())[:credit]
+        begun = [g for g in self.waiting() if g.state == "generating" or g.sessions]
+        return [g for g in begun if g.state == "generating" or (oldest and g.order <= oldest[-1])]
+
     def forget(self, uids: Iterable[str]) -> None:
         """These were leased or dropped by us; wait for the queue to speak of them again."""
         self._taken.update(uids)

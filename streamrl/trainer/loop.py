@@ -273,7 +273,7 @@ class Trainer(ABC):
     async def _open(self) -> None:
         queue = self.parts.queue
         tasks = [TASKS[0], SCORED] if self.config.distillation.on_servers else TASKS
-        self._credit = self.max_outstanding
+        self._credit = self.buffer.credit = self.max_outstanding
         await queue.open_partition(PARTITION, tasks=tasks, max_groups=self._credit)
         state = await self.saver.restore() if self.parts.run.resumed else TrainerState(0, 0)
         self.step = state.step
@@ -317,7 +317,7 @@ class Trainer(ABC):
     async def give_credit(self, groups: int) -> None:
         """As many groups may be out from now on."""
         if groups != self._credit:
-            self._credit = groups
+            self._credit = self.buffer.credit = groups
             await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=groups)
 
     async def _cancel_in_flight(self) -> None:

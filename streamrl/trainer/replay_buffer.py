@@ -75,6 +75,8 @@ class ReplayBuffer:
         self.buffer = GroupBuffer()
         self.kept = self.filtered = 0
         """Groups leased, and filtered out, since the start."""
+        self.credit = per_step
+        """Groups that may be out; what goes beyond is not generated."""
         self._version = 0  # at which the next batch will be trained
         self._client = client
         self._partition = partition
@@ -192,7 +194,7 @@ class ReplayBuffer:
             return "wait_order"
         taken = {group.uid for group in chosen}
         rest = [group for group in ready if group.uid not in taken]
-        growing = [self.buffer.begun[group.uid] for group in self.buffer.waiting()]
+        growing = [self.buffer.begun[group.uid] for group in self.buffer.coming(self.credit)]
         held = self._selection.staleness.holds_back(rest, growing, self._version, Room(room, self._per_step))
         return "wait_order" if held else chosen
 

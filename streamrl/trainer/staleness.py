@@ -70,7 +70,8 @@ class Measured:
 
     def holds_back(self, rest: Iterable[Group], growing: Iterable[int], version: int, room: Room) -> bool:
         """Whether those chosen have to wait for others. `rest`: the ready groups that were not chosen; `growing`: of
-        each group that is not ready a version that its oldest token is not older than."""
+        each group that has been begun, and becomes ready without anything being trained first, a version that its
+        oldest token is not older than."""
         return False
 
 
@@ -114,9 +115,10 @@ class Wait(Drop):
 
     It cannot stand still for ever. It waits only for groups that are being generated, and only while their coming would
     help: generation needs nothing from the trainer for them (they have their credit, writes to admitted groups never
-    wait, servers run on with the weights they have). When none of those that must come is missing, it never waits. A
-    server that kept an older version than was published can still make a group too old: that one is dropped, since
-    the bound holds whatever happens.
+    wait, servers run on with the weights they have). A restart may leave more groups out than there is credit for; those
+    that are not generated before others were trained are not waited for. When none of those that must come is missing,
+    it never waits. A server that kept an older version than was published can still make a group too old: that one is
+    dropped, since the bound holds whatever happens.
     """
 
     def preferred(self, ready: Sequence[Group], count: int) -> Sequence[Group]:

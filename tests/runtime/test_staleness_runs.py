@@ -117,6 +117,34 @@ def test_mask_trains_old_groups_without_their_old_tokens(long_run) -> None:
     assert sum(summary.groups.dropped.values()) == 0
 
 
+def test_wait_keeps_its_promise_over_a_crash(make_config) -> None:
+    config = make_config(*LONG_TAIL, *policy("wait", 3, 2), "trainer.save_freq=3", "trainer.total_training_steps=16")
+    directory = open_run(Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="auto", resume_from=None)
+
+    async def crash() -> None:
+        async with local_parts(config, directory) as parts:
+            update, updates = parts.actor.update_actor, []
+
+            async def update_until_the_crash(batch: KVBatchMeta) -> dict[str, float]:
+                updates.append(batch)
+                if len(updates) == 9:
+                    raise RuntimeError("the ranks are gone")
+                return await update(batch)
+
+            parts.actor.update_actor = update_until_the_crash
+            await Session(parts).run()
+
+    with pytest.raises(RuntimeError, match="the ranks are gone"):
+        run_virtual(crash())
+    directory.release()
+    path, summary = run(config)
+    assert path == directory.path
+    orders = trained_orders(path)
+    assert len(set(orders)) == len(orders) == 16 * 8
+    assert max(worst_ages(path)) <= 2
+    assert sum(summary.groups.dropped.values()) == 0
+
+
 def test_without_a_policy_the_age_is_only_measured(make_config) -> None:
     path, summary = run(make_config(*LONG_TAIL, *policy("null", 2)))
     assert max(worst_ages(path)) > 3

@@ -128,6 +128,14 @@ def test_news_that_do_not_tell_all_make_no_group_younger() -> None:
     assert begun(buffer) == {"a": 5}
 
 
+def test_what_is_coming_has_been_begun_and_is_within_the_credit() -> None:
+    buffer = GroupBuffer()
+    given_back = [Group(uid, "pending", 4, order, {}, sessions=[0]) for uid, order in (("b", 1), ("e", 4))]
+    buffer.apply(changes(1, group("a", 0), *given_back, growing("c", 2), group("d", 3, "pending"), growing("f", 5)))
+    assert [g.uid for g in buffer.coming(credit=9)] == ["b", "c", "e", "f"]
+    assert [g.uid for g in buffer.coming(credit=4)] == ["b", "c", "f"], "nobody leases e before others are gone"
+
+
 def test_a_group_that_leaves_has_the_rows_it_had() -> None:
     buffer = GroupBuffer()
     buffer.apply(changes(1, group("a", 1, versions=(3, 4))))
