@@ -349,6 +349,37 @@ def test_a_checkpoint_replaces_the_one_before_and_nothing_else(client, filled, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "mine"]
 
 
+MIXED = {
+    "dtypes": [torch.ones(2).bfloat16(), torch.ones(2), torch.ones(3).bfloat16()],
+    "kinds": [torch.ones(2).bfloat16(), "text", None],
+    "shapes": [torch.ones(2).bfloat16(), torch.ones(2, 2).bfloat16(), torch.tensor(1.0).bfloat16()],
+}
+
+
+@pytest.mark.parametrize("values", MIXED.values(), ids=MIXED)
+def test_rows_of_one_field_in_several_forms_are_saved_as_they_were_put(client, p, tmp_path, values):
+    keys = [f"k{i}" for i in range(len(values))]
+    for key, value in zip(keys, values, strict=True):
+        tq.kv_put(key, p, {"x": value})
+    tq.save_checkpoint(tmp_path / "c")
+    client.clear_partition(p)
+    tq.load_checkpoint(tmp_path / "c")
+    got = tq.kv_batch_get(keys, p)["x"]
+    for value, back in zip(values, got, strict=True):
+        assert type(back) is type(value)
+        assert not isinstance(value, torch.Tensor) or (back.dtype is value.dtype and torch.equal(back, value))
+
+
+def test_a_place_that_cannot_be_a_checkpoint_is_named(client, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for verb in (tq.save_checkpoint, tq.load_checkpoint):
+        with pytest.raises(Invalid, match=r"/file is (a file|no checkpoint of a queue: it is no directory); name"):
+            verb(tmp_path / "file")
+    with pytest.raises(Invalid, match=r"directory /proc/x cannot be made \(.*\); name another"):
+        tq.save_checkpoint("/proc/x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1

@@ -20,7 +20,8 @@ FORMAT = 1
 
 
 class PageColumn(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One field: where its bytes lie (`offset` within the page's columns), and which rows have it (int32)."""
+    """One field, in rows of one form: where its bytes lie (`offset` within the page's columns), and which rows these
+    are (int32). A field that was put in several forms has several."""
 
     block: Block
     rows: bytes
@@ -65,6 +66,8 @@ def read_manifest(directory: str | PathLike[str]) -> Manifest:
         text = read_regular(path, error=Corrupt)
     except FileNotFoundError:
         raise Invalid(f"{directory} holds no checkpoint of a queue: manifest.json is missing") from None
+    except NotADirectoryError:
+        raise Invalid(f"{directory} is no checkpoint of a queue: it is no directory; name what was saved") from None
     body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
     if digest.decode(errors="replace") != xxhash.xxh3_128_hexdigest(body):
         raise Corrupt(f"{path} does not match its digest (its last line); take another checkpoint")

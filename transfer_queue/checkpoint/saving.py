@@ -24,7 +24,7 @@ from transfer_queue.checkpoint.format import (
     PartitionEntry,
 )
 from transfer_queue.clients.async_client import ATTEMPTS, QueueClient
-from transfer_queue.errors import Invalid, NotFound, SegmentGone
+from transfer_queue.errors import Invalid, NotFound, QueueError, SegmentGone
 from transfer_queue.keys import UNNAMED
 from transfer_queue.net.messages import Block, FieldPlace, Located, Rows
 from transfer_queue.storage.columns import Column, aligned
@@ -42,7 +42,7 @@ async def save(
     metadata: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Write a checkpoint; one that was in `directory` is replaced. Raises Invalid for metadata that JSON cannot hold,
-    or if something else is in the directory."""
+    or for a directory that cannot be made or holds something else; OSError, naming it, if its disk has no room."""
     _check_metadata(metadata)
     target, work = await asyncio.to_thread(_prepare, directory)
     try:
@@ -52,6 +52,10 @@ async def save(
             entries.append(await _save_partition(client, name, tasks, path, include_storage))
         manifest = Manifest(FORMAT, include_storage, metadata or {}, entries)
         await asyncio.to_thread(_finish, work, target, manifest)
+    except OSError as error:
+        if isinstance(error, QueueError):
+            raise
+        raise OSError(error.errno, f"the checkpoint was not written ({error.strerror})", str(target)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -59,10 +63,14 @@ async def save(
 def _prepare(directory: str | PathLike[str]) -> tuple[Path, Path]:
     """Where the checkpoint is to be, and where it is made."""
     target = Path(directory).absolute()
-    if target.exists() and any(target.iterdir()) and not (target / "manifest.json").exists():
-        raise Invalid(f"{target} holds something that is no checkpoint of a queue; name another directory")
     work = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    work.mkdir(mode=0o700, parents=True)
+    try:
+        if target.exists() and any(target.iterdir()) and not (target / "manifest.json").exists():
+            raise Invalid(f"{target} holds something that is no checkpoint of a queue; name another directory")
+        work.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        what = "is a file" if target.is_file() else f"cannot be made ({error.strerror})"
+        raise Invalid(f"a checkpoint's directory {target} {what}; name another directory") from None
     return target, work
 
 
@@ -101,11 +109,11 @@ async def _save_partition(
     return entry
 
 
-_Present = dict[str, tuple[Column, np.ndarray]]
-"""By field: the values, and the places of the rows that have it."""
+_Present = tuple[str, Column, np.ndarray]
+"""A field, its values in some rows, and the places of those in their page."""
 
 
-async def _read_page(client: QueueClient, name: str, after: int, include_storage: bool) -> tuple[Rows, _Present]:
+async def _read_page(client: QueueClient, name: str, after: int, include_storage: bool) -> tuple[Rows, list[_Present]]:
     """The next rows with their columns; looked up again if they move meanwhile. Raises NotFound, SegmentGone."""
     gone = SegmentGone(f"rows of {name!r} did not stand still")
     count = ROWS
@@ -132,19 +140,34 @@ def _fitting(located: Located) -> int:
     return len(located.keys) if nbytes <= BYTES else max(1, int(len(located.keys) * BYTES / nbytes))
 
 
-async def _columns(client: QueueClient, located: Located | None) -> _Present:
-    """Field by field, since not every row has each."""
-    found: _Present = {}
+async def _columns(client: QueueClient, located: Located | None) -> list[_Present]:
+    """Field by field, since not every row has each, and in each the rows that were put in one form, so that they come
+    back as they were put."""
+    found: list[_Present] = []
     if located is None:
         return found
+    forms: dict[Form, int] = {}
+    form_of = np.array([forms.setdefault(_form(block), len(forms)) for block in located.blocks], np.int32)
     for place in located.places:
         block, index = np.frombuffer(place.block, "<i4"), np.frombuffer(place.index, "<i4")
-        at = np.flatnonzero(block >= 0).astype(np.int32)
-        part = FieldPlace(place.field, block[at].tobytes(), index[at].tobytes())
-        keys = [located.keys[row] for row in at.tolist()]
-        one = msgspec.structs.replace(located, keys=keys, tags=[], places=[part])
-        found[place.field] = ((await client.read(one))[place.field], at)
+        there = np.flatnonzero(block >= 0).astype(np.int32)
+        form = form_of[block[there]]
+        for at in (there[form == number] for number in np.unique(form)):
+            part = FieldPlace(place.field, block[at].tobytes(), index[at].tobytes())
+            keys = [located.keys[row] for row in at.tolist()]
+            one = msgspec.structs.replace(located, keys=keys, tags=[], places=[part])
+            found.append((place.field, (await client.read(one))[place.field], at))
     return found
+
+
+Form = tuple[str, str, tuple[int, ...]]
+
+
+def _form(block: Block) -> Form:
+    """Rows of several lengths are of one form, also if each was put alone."""
+    if block.kind == "dense" and block.shape:
+        return "ragged", block.dtype, tuple(block.shape[1:])
+    return block.kind, block.dtype, tuple(block.shape)
 
 
 async def _consumed(client: QueueClient, name: str, rows: Rows, task: str, after: int) -> bytes:
@@ -159,14 +182,14 @@ async def _consumed(client: QueueClient, name: str, rows: Rows, task: str, after
     return bytes(flags.get(serial, 0) for serial in serials)
 
 
-def _write_page(file: BinaryIO, rows: Rows, columns: _Present, consumed: dict[str, bytes]) -> PageEntry:
+def _write_page(file: BinaryIO, rows: Rows, columns: list[_Present], consumed: dict[str, bytes]) -> PageEntry:
     described, end = [], 0
-    for field, (column, at) in columns.items():
+    for field, column, at in columns:
         block = Block(field, 0, end, column.nbytes, column.rows, column.kind, column.dtype, column.shape, 0)
         described.append(PageColumn(block, at.tobytes()))
         end += aligned(column.nbytes)
     data = np.zeros(end, np.uint8)
-    for one, (column, _) in zip(described, columns.values(), strict=True):
+    for one, (_, column, _) in zip(described, columns, strict=True):
         column.write_to(data[one.block.offset : one.block.offset + one.block.nbytes])
     header = _encode(Page(rows.keys, rows.tags, consumed, described))
     digest = xxhash.xxh3_128(header)
