@@ -17,13 +17,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from transfer_queue.errors import Invalid, QueueError
+
+if TYPE_CHECKING:
+    from transfer_queue.service.queue_service import QueueService
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--bind", metavar="IP", help="this node's IP, to serve other nodes too (encrypted)")
     serve.add_argument("--encrypt-bulk", action="store_true", help="with --bind: encrypt row data too")
     serve.add_argument("--fsync", action="store_true", help="an acknowledged change is on the disk")
+    serve.add_argument("--sampler", type=_sampler, help='which rows a fetch gets: NAME, module:Class, or {"name": ...}')
+    serve.add_argument("--polling", action="store_true", help="a fetch that finds too few rows gets none, at once")
+    serve.add_argument("--metrics", action="store_true", help="serve Prometheus metrics on loopback, with a key")
+    serve.add_argument("--metrics-port", type=_port, help="the same, at this port (0: any free one)")
     serve.add_argument("--clean", action="store_true", help="remove the stored rows at the end")
     serve.set_defaults(run=_serve)
 
@@ -119,24 +129,38 @@ def _serve(args: argparse.Namespace) -> int:
     service = QueueService(
         args.directory, storage_dir=args.storage_dir, units=args.units, unit_budget_bytes=args.unit_budget,
         spill_dir=args.spill_dir, spill_budget_bytes=args.spill_budget,
-        fsync=args.fsync, bind=args.bind, encrypt_bulk=args.encrypt_bulk,
+        fsync=args.fsync, bind=args.bind, encrypt_bulk=args.encrypt_bulk, sampler=args.sampler, polling=args.polling,
     )  # fmt: skip
-    return asyncio.run(_serve_until_stopped(service, clean=args.clean))
+    port = args.metrics_port if args.metrics_port is not None else 0 if args.metrics else None
+    return asyncio.run(_serve_until_stopped(service, clean=args.clean, metrics_port=port))
 
 
-async def _serve_until_stopped(service, *, clean: bool) -> int:
+async def _serve_until_stopped(service: QueueService, *, clean: bool, metrics_port: int | None) -> int:
     from transfer_queue.operations.inspecting import how_to_connect
     from transfer_queue.service.lifetime import stop_event
 
     stop = stop_event()
     await service.astart()
     try:
-        sys.stdout.write(how_to_connect(service.directory, service.address))
-        sys.stdout.flush()
-        await stop.wait()
+        with contextlib.ExitStack() as serving:
+            sys.stdout.write(how_to_connect(service.directory, service.address))
+            if metrics_port is not None:
+                sys.stdout.write(await asyncio.to_thread(_serve_metrics, service, metrics_port, serving))
+            sys.stdout.flush()
+            await stop.wait()
     finally:
         await service.astop(clean=clean)
     return 0
+
+
+def _serve_metrics(service: QueueService, port: int, serving: contextlib.ExitStack) -> str:
+    """Until the end of `serving`. How to scrape."""
+    from transfer_queue.client import SyncQueueClient
+    from transfer_queue.operations.metrics import serve_metrics
+
+    client = serving.enter_context(SyncQueueClient(service.address, "metrics"))
+    served = serving.enter_context(contextlib.closing(serve_metrics(client, port, service.directory, service.restarts)))
+    return f"  metrics  http://{served.endpoint}/metrics, with the bearer key in {served.key_file}\n"
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -172,6 +196,21 @@ def _warn_of_the_peer() -> None:
     found = peer_in_the_way()
     if found is not None:
         sys.stderr.write(f"{found.what}; {found.remedy}\n")
+
+
+def _sampler(text: str) -> dict[str, Any]:
+    from transfer_queue.sampler import sampler_spec
+
+    try:
+        return sampler_spec(json.loads(text) if text.startswith("{") else text)
+    except ValueError as error:  # Invalid, too
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; expected 0 to 65535")
+    return int(text)
 
 
 def _bytes(text: str) -> int:

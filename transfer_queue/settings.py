@@ -83,7 +83,7 @@ def read_settings(conf: Mapping[str, Any] | None, *, quiet: bool = False) -> Que
             _check_backend(value, quiet)
         elif key in _BRANCHES and value is not None:
             raise Invalid(f"init: {key}={value!r}; expected a dict")
-        elif key != "metrics.endpoint":  # init says it, and what it returned may be given to it again
+        elif key not in _TOLD:
             settings.other.append(key)
     _refuse_slips(settings.other)
     if settings.other and not quiet:
@@ -116,6 +116,9 @@ def _plain(conf: Any) -> dict[str, Any]:
 
 _BRANCHES = ("controller", "backend", "metrics", "backend.SimpleStorage")
 """Keys whose value is a dict."""
+
+_TOLD = ("metrics.endpoint", "metrics.key_file")
+"""Keys that `init` adds to what it returns, which may be given to it again."""
 
 _WHOLE = ("address", "controller.sampler", "sampler")
 """Keys whose value may itself be a dict."""

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,22 +125,38 @@ def test_serve_runs_a_queue_and_prints_how_to_connect(tmp_path):
     directory = tmp_path / "queue"
     command = [
         sys.executable, "-m", "transfer_queue", "serve", str(directory), "--storage-dir", str(tmp_path), "--units", "1",
-        "--unit-budget", "64M", "--clean",
+        "--unit-budget", "64M", "--clean", "--metrics", "--polling",
+        "--sampler", '{"name": "GRPOGroupNSampler", "n_samples_per_prompt": 2}',
     ]  # fmt: skip
     serving = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert serving.stdout is not None
-    printed = [serving.stdout.readline() for _ in range(4)]
+    printed = [serving.stdout.readline() for _ in range(5)]
     assert f"export TQ_DIRECTORY={directory}" in printed[1]
     code = "import transfer_queue as tq; tq.init(); tq.kv_put('a', 'p', tag={'x': 1}); print(tq.kv_list())"
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"} | {"TQ_DIRECTORY": str(directory)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "{'p': {'a': {'x': 1}}}\n", done.stderr
+    found = re.search(r"metrics +(http://127.0.0.1:\d+/metrics), with the bearer key in (\S+)\n", printed[4])
+    assert found is not None
+    assert os.stat(found[2]).st_mode & 0o077 == 0
+    with open(found[2]) as file:
+        ask = urllib.request.Request(found[1], headers={"Authorization": f"Bearer {file.read().strip()}"})
+    assert b'tq_partition_rows{partition="p"} 1.0' in urllib.request.urlopen(ask, timeout=10).read()
+    arguments = [
+        Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        for children in Path(f"/proc/{serving.pid}/task").glob("*/children")
+        for pid in children.read_text().split()
+    ]
+    assert sum(b"--polling" in words and any(b"GRPO" in word for word in words) for words in arguments) == 1
     serving.send_signal(signal.SIGINT)
     assert serving.wait(20) == 0
     assert not list(tmp_path.glob("tq-*"))
 
 
-@pytest.mark.parametrize("words", [["serve"], ["serve", "x", "--unit-budget", "much"], ["what"], ["peek"]])
+@pytest.mark.parametrize(
+    "words",
+    [["serve"], ["serve", "x", "--unit-budget", "much"], ["serve", "x", "--metrics-port", "-1"], ["what"], ["peek"]],
+)
 def test_a_wrong_command_line_says_how_to_use_it(words, capsys):
     with pytest.raises(SystemExit):
         main(words)

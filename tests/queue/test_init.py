@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -202,9 +203,13 @@ def test_metrics_are_served_while_the_queue_lives(conf):
     tq.kv_put("a", "p", tag={})
     endpoint = tq.get_metrics_endpoint()
     assert endpoint == whole.metrics.endpoint
-    text = urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10).read().decode()
-    assert 'tq_partition_samples_total{partition_id="p"} 1.0' in text
-    assert 'tq_storage_used_bytes{storage_unit_id="0"}' in text
+    key = Path(whole.metrics.key_file).read_text().strip()
+    ask = urllib.request.Request(f"http://{endpoint}/metrics", headers={"Authorization": f"Bearer {key}"})
+    text = urllib.request.urlopen(ask, timeout=10).read().decode()
+    assert 'tq_partition_rows{partition="p"} 1.0' in text
+    assert 'tq_process_restarts_total{process="controller"} 0.0' in text
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10)
     tq.close()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10)

@@ -35,6 +35,7 @@ import msgspec
 
 from transfer_queue.controller import wording
 from transfer_queue.controller.absences import Absences
+from transfer_queue.controller.account import RequestAccount
 from transfer_queue.controller.compaction import Compaction
 from transfer_queue.controller.fetching import Fetching
 from transfer_queue.controller.grants import SegmentGrants
@@ -154,6 +155,7 @@ class ControllerCore:
         self._journal = journal
         self._run, self._key = run, key
         self._clients: dict[str, str] = {}  # identity -> Hello name
+        self.account = RequestAccount()  # a shell, which has a clock, says how long each took
         self._seq = 0
         self._orders = 0  # pushed to units so far
         self._unsynced = Unsynced()
@@ -512,6 +514,7 @@ class ControllerCore:
             partitions=partitions,
             units=self._grants.stats(),
             clients=sum(client not in units for client in self._clients),
+            requests=self.account.stats(),
         )
 
     # --- waiting ----------------------------------------------------------------------------------------------
@@ -671,6 +674,8 @@ class ControllerCore:
         self._respond(client, request, body, reply)
 
     def _respond(self, client: str, request: int, body: Mutation | Query, reply: Reply) -> None:
+        if isinstance(reply, Failed):
+            self.account.refused(type(body).__name__, reply.code)
         needed = self._unsynced.needed(getattr(body, "partition", None))
         self._tell(needed, client, Response(id=request, body=reply))
 

@@ -119,8 +119,10 @@ class ControllerServer:
             return
         if isinstance(request.body, Hello):
             self._greeting = client, request.body, pid
+        began = time.monotonic()
         with self._telling():
-            self._core.handle(client, request, time.monotonic())
+            self._core.handle(client, request, began)
+        self._core.account.served(type(request.body).__name__, time.monotonic() - began)
         self._greeting = None
         if isinstance(request.body, Bye):
             self._unwatch(client)

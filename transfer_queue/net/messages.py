@@ -638,11 +638,22 @@ class UnitStats(Message):
     spill_budget: int = 0
 
 
+class RequestStats(Message):
+    """Requests of one kind since this life of the controller began (controller/account.py)."""
+
+    counts: list[int] = []  # by class of service time
+    seconds: float = 0.0  # for which they kept the controller busy, together
+    refused: dict[str, int] = {}  # by code of the error
+
+
 class QueueStats(Message, tag=True):
+    """`epoch` counts the lives of the controller on its directory, from 1. `requests`: by the name of their message."""
+
     epoch: int
     partitions: dict[str, PartitionStats]
     units: list[UnitStats]
     clients: int
+    requests: dict[str, RequestStats] = {}
 
 
 class Granted(Message, tag=True):

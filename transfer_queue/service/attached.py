@@ -31,7 +31,7 @@ from transfer_queue.storage.private import open_regular, private_directory
 from transfer_queue.storage.unit_files import lock_within, try_lock
 
 if TYPE_CHECKING:
-    from transfer_queue.operations.metrics import MetricsServer
+    from transfer_queue.operations.metrics_server import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,8 @@ def get_client() -> TransferQueueClient:
 
 
 def get_metrics_endpoint() -> str | None:
-    """ "host:port" where this process serves Prometheus metrics of the queue; None unless `metrics.enabled`."""
+    """ "host:port" where this process serves Prometheus metrics of the queue, to who brings the key that lies in
+    metrics.key in the queue's directory; None unless `metrics.enabled`."""
     return _process.metrics.endpoint if _process.metrics is not None else None
 
 
@@ -239,14 +240,21 @@ def _start(settings: QueueSettings, conf: Mapping[str, Any] | None) -> Mapping[s
         os.environ[ADDRESS_VARIABLE] = json.dumps(address)
         _attach(address)
         if settings.metrics:
-            from transfer_queue.operations.metrics import MetricsServer
+            from transfer_queue.operations.metrics import serve_metrics
 
             assert _process.client is not None
-            _process.metrics = MetricsServer(_process.client.queue, settings.metrics_port)
+            home = settings.directory or f"{_process.temporary}"
+            restarts = _process.service.restarts if isinstance(_process.service, QueueService) else None
+            _process.metrics = serve_metrics(_process.client.queue, settings.metrics_port, home, restarts)
     except BaseException:
         close()
         raise
-    return OmegaConf.merge(_merged(conf), {"address": address, "metrics": {"endpoint": get_metrics_endpoint()}})  # pyright: ignore
+    return OmegaConf.merge(_merged(conf), {"address": address, "metrics": _metrics_answer()})  # pyright: ignore
+
+
+def _metrics_answer() -> dict[str, str | None]:
+    served = _process.metrics
+    return {"endpoint": None} if served is None else {"endpoint": served.endpoint, "key_file": str(served.key_file)}
 
 
 def _merged(conf: Mapping[str, Any] | None) -> Any:
