@@ -96,7 +96,7 @@ def svg(panels: Sequence[Panel], columns: int = 4) -> str:
         left, top = (place % columns) * step_x + LEFT, (place // columns) * step_y + TOP
         parts += _drawn(panel, left, top)
     for place, name in enumerate(panels[0].lines):
-        x, y = LEFT + place * 90, rows * step_y + 8
+        x, y = LEFT + place * 62, rows * step_y + 8
         parts.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{COLOURS[place % len(COLOURS)]}"/>')
         parts.append(_text(x + 14, y, name))
     return _document(parts, columns * step_x + 10, rows * step_y + 20)
@@ -109,7 +109,10 @@ def _drawn(panel: Panel, left: float, top: float) -> list[str]:
         share = (min(max(point[1], panel.low), panel.high) - panel.low) / (panel.high - panel.low)
         return left + point[0] / most * WIDTH, top + (1 - share) * HEIGHT
 
-    parts = [_text(left, top - 10, panel.title, size=12), _text(left + WIDTH / 2, top + HEIGHT + 32, panel.x)]
+    parts = [
+        _text(left, top - 10, panel.title, size=12),
+        _text(left + WIDTH / 2, top + HEIGHT + 32, panel.x, anchor="middle"),
+    ]
     parts.append(f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#d1d5db"/>')
     for tick in range(6):
         value = panel.low + (panel.high - panel.low) * tick / 5

@@ -46,7 +46,7 @@ def lengths() -> list[Scenario]:
 
 def policies() -> list[Scenario]:
     return [
-        replace(BASE, name=policy or "null", policy=policy, sigma=sigma, warmup=warmup)
+        replace(BASE, name=f"σ={sigma:g}", policy=policy, sigma=sigma, warmup=warmup)
         for sigma in (0.8, 1.2)
         for policy in (None, *POLICIES)
         for warmup in (1.0, 2.0, 4.0)
