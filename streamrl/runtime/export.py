@@ -61,16 +61,16 @@ def find_checkpoint(source: Path) -> tuple[Path, int]:
     if not source.is_dir():
         raise UserError(f"there is no directory {source}; give a run directory, or a checkpoint in one")
     source = source.resolve()
+    for checkpoint in (source, source.parent):  # a checkpoint has a config.yaml of its own
+        run = checkpoint.parent.parent
+        kind, _, step = checkpoint.name.rpartition("_")
+        if kind == "global_step" and step.isdigit() and (run / "config.yaml").is_file():
+            return run, int(step)
     if (source / "config.yaml").is_file():
         steps = CheckpointStore(source / "checkpoints").steps()
         if not steps:
             raise UserError(f"{source} has no checkpoint; trainer.save_freq says how often one is written")
         return source, steps[-1]
-    for checkpoint in (source, source.parent):
-        run = checkpoint.parent.parent
-        kind, _, step = checkpoint.name.rpartition("_")
-        if kind == "global_step" and step.isdigit() and (run / "config.yaml").is_file():
-            return run, int(step)
     raise UserError(
         f"{source} is neither a run directory (it has no config.yaml) nor a checkpoint in one "
         "(<run>/checkpoints/global_step_<k>)"

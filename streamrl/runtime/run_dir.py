@@ -34,6 +34,9 @@ FINISHED = "finished"
 LOGS = "logs"
 """Of a run directory: a file per agent worker and training rank."""
 
+MANIFEST = "manifest.json"
+"""Of a checkpoint, which has a config.yaml as well."""
+
 MAX_NAME = 100
 """Characters of a run's name."""
 
@@ -151,6 +154,12 @@ def _opened(runs_dir: Path, name: str, resolved: str, resume_mode: str, resume_f
         if resume_from is None or not (resume_from / "config.yaml").is_file():
             raise RunDirectoryError(
                 f"trainer.resume_from_path={resume_from} is no run directory: it has no config.yaml"
+            )
+        if (resume_from / MANIFEST).is_file():
+            raise RunDirectoryError(
+                f"trainer.resume_from_path={resume_from} is a checkpoint; give its run, {resume_from.parent.parent}, "
+                "which goes on from its newest one. For the weights alone of this one, `streamrl export` makes a model "
+                "to start from"
             )
         return _lock(resume_from, resumed=True)
     note = ""

@@ -61,6 +61,17 @@ def test_a_live_run_is_not_resumed(tmp_path: Path) -> None:
         start(tmp_path, mode="resume_path", path=live.path)
 
 
+def test_resume_path_names_the_run_not_a_checkpoint_of_it(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    run.release()
+    checkpoint = run.checkpoints / "global_step_4"
+    checkpoint.mkdir()
+    for name in ("config.yaml", "manifest.json"):
+        (checkpoint / name).touch()
+    with pytest.raises(RunDirectoryError, match=rf"is a checkpoint; give its run, {run.path}, which goes on"):
+        start(tmp_path, mode="resume_path", path=checkpoint)
+
+
 def test_resume_path_must_be_a_run_directory(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is no run directory"):
         start(tmp_path, mode="resume_path", path=tmp_path / "nothing")

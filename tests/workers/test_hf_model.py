@@ -98,7 +98,7 @@ def sharded_run(world: World, models: dict[str, Path], run: Path, case: Case) ->
         store = CheckpointStore(run / "checkpoints")
         draft = store.draft(2)
         directory.joinpath("actor").rename(draft / "actor")
-        await store.seal(draft, TrainerState(2, 8))
+        await store.seal(draft, TrainerState(2, 8), "the configuration")
 
     asyncio.run(seal())
     named = {"path": str(models[case.model]), "tokenizer_path": None, "lora_rank": 0}
@@ -113,7 +113,7 @@ def test_an_export_joins_the_shards_of_two_ranks(
     from transformers import AutoModelForCausalLM
 
     trained = sharded_run(world, models, tmp_path / "run", Case("fsdp2", 2, model=name))["state"]
-    export(tmp_path / "run", tmp_path / "out")
+    export(tmp_path / "run" / "checkpoints" / "global_step_2", tmp_path / "out")
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
     assert (opened.lm_head.weight is opened.model.embed_tokens.weight) == (name == "qwen2")
     weights = dict(opened.named_parameters())
