@@ -115,10 +115,12 @@ class Wait(Drop):
 
     It cannot stand still for ever. It waits only for groups that are being generated, and only while their coming would
     help: generation needs nothing from the trainer for them (they have their credit, writes to admitted groups never
-    wait, servers run on with the weights they have). A restart may leave more groups out than there is credit for; those
-    that are not generated before others were trained are not waited for. When none of those that must come is missing,
-    it never waits. A server that kept an older version than was published can still make a group too old: that one is
-    dropped, since the bound holds whatever happens.
+    wait, servers run on with the weights they have). A restart may leave more groups out than there is credit for;
+    those that are not generated before others were trained are not waited for. When none of those that must come is
+    missing, it never waits. A server that kept an older version than was published can still make a group too old: that
+    one is dropped, since the bound holds whatever happens.
+
+    The smaller the mini-batches, the less is waited: only the last of a version has no room for what is still to come.
     """
 
     def preferred(self, ready: Sequence[Group], count: int) -> Sequence[Group]:
