@@ -10,7 +10,7 @@
     failpoints                where a process can be made to die, for tests of what that does
 
 -q DIRECTORY says which queue; else it is the one that TQ_ADDRESS or TQ_DIRECTORY names. Exit status: 0; 2 for an error,
-which is one line; `doctor` 1 if there is something to do.
+which is one line; `doctor` 1 if there is something to do (with -q: for that queue; what others left is a note).
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(tail, "tail")
 
     dead = commands.add_parser("dead", help="groups that ended dead, and why")
+    dead.add_argument("-p", "--partition", help="only of this one")
     _add(dead, "dead")
 
     replay = commands.add_parser("replay", help="give dead groups back to the generators, with their prompts")

@@ -53,7 +53,9 @@ def test_stat_shows_partitions_units_and_clients(run):
     status, out = run("stat")
     assert status == 0
     assert re.search(r"train +1 +[\d.]+ KiB", out)
-    assert re.search(r"unit +state +used", out)
+    assert re.search(r"unit +state +held", out)
+    assert re.search(r"held, on disk: whole segments.*; [\d.]+ KiB of them are live rows", out)
+    assert "epoch 1, 1 client\n" in out
     assert out.count("serves") == 2
     assert json.loads(run("stat", "--json")[1])["partitions"]["train"]["rows"] == 1
 
@@ -71,6 +73,10 @@ def test_peek_shows_tags_and_truncated_fields_without_control_signs(run):
 def test_dead_groups_are_listed_and_replayed(run, service, capsys):
     _, out = run("dead")
     assert re.search(r"jobs +u0 +poison\\x07", out)
+    assert "u0" in run("dead", "-p", "jobs")[1]
+    assert run("dead", "-p", "train")[1] == "no group ended dead\n"
+    assert run("dead", "-p", "nowhere") == (2, "no partition 'nowhere'; there are jobs, train\n")
+    assert run("replay", "u0") == (2, "which partition? give it (-p NAME); there are jobs, train\n")
     assert main(["replay", "u0", "-p", "jobs", "-q", str(service.directory)]) == 0
     capsys.readouterr()
     assert run("dead")[1] == "no group ended dead\n"
@@ -109,7 +115,9 @@ def test_without_a_directory_the_environment_names_the_queue(service, monkeypatc
 
 def test_a_queue_that_is_none_is_one_line(tmp_path, capsys):
     assert main(["stat", "-q", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"`serve {tmp_path}` starts one there" in said
 
 
 def test_a_queue_that_does_not_run_is_told_at_once(tmp_path, capsys):

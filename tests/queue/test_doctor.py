@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+import transfer_queue as tq
 import transfer_queue.operations.doctor as diagnosis
 from transfer_queue.__main__ import main
 from transfer_queue.client import SyncQueueClient
@@ -74,7 +75,7 @@ def test_the_report_names_versions_room_and_budgets(service):
     text = doctor(service.directory).text()
     assert re.search(r"libzmq \d", text)
     assert re.search(r"/dev/shm: tmpfs, .* may be written", text)
-    assert re.search(r"1 units of at most 64 MiB each", text)
+    assert re.search(r"1 unit of at most 64 MiB each", text)
 
 
 def test_what_is_wrong_is_named_with_its_remedy(tmp_path, monkeypatch):
@@ -143,8 +144,38 @@ def test_clean_removes_what_dead_runs_left_and_never_what_lives(service, tmp_pat
     assert live.exists()
 
 
+def test_what_other_queues_left_is_a_note_in_the_report_of_a_healthy_one(service, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(diagnosis, "SHM", tmp_path)
+    monkeypatch.setattr(diagnosis.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(diagnosis, "_packages_in_the_way", lambda: [])
+    monkeypatch.setattr(diagnosis, "free_bytes", lambda _: 1 << 40)
+    monkeypatch.setattr(diagnosis, "ray_store_bytes", lambda: 0)
+    dead = tmp_path / "tq-0123456789ab"
+    (dead / "unit-0").mkdir(parents=True)
+    (dead / "lock").touch()
+    (dead / "owner").write_text(str(tmp_path / "gone"))
+    for path in (*dead.rglob("*"), dead):
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
+    assert main(["doctor", "-q", str(service.directory)]) == 0
+    out = capsys.readouterr().out
+    assert "to do\n  nothing\n" in out
+    assert re.search(r"of other queues\n  1 dead run left [\d.]+ KiB\n    -> .*--clean", out)
+    assert main(["doctor", "--storage-dir", str(tmp_path)]) == 1
+
+
+def test_without_a_directory_it_examines_the_queue_of_this_process(service, monkeypatch):
+    for name in ("TQ_ADDRESS", "TQ_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+    assert doctor().listeners == []
+    tq.init({"address": service.address})
+    try:
+        assert {one.process for one in doctor().listeners} == {"controller", "unit-0"}
+    finally:
+        tq.close()
+
+
 def test_the_report_is_there_for_programs_too(service, capsys):
     main(["doctor", "--json", "-q", str(service.directory)])
     report = json.loads(capsys.readouterr().out)
     assert {one["process"] for one in report["listeners"]} == {"controller", "unit-0"}
-    assert set(report) == {"versions", "storage", "listeners", "leftovers", "findings"}
+    assert set(report) == {"versions", "storage", "listeners", "leftovers", "findings", "notes"}

@@ -1,6 +1,6 @@
 """What is there, and what is wrong with it: listeners and who may use them, room for segments, versions, leftovers.
 
-    report = doctor("runs/1/queue")      # or without a directory: this machine alone
+    report = doctor("runs/1/queue")      # or without a directory: the queue of this process, else the machine alone
     print(report.text())
 
 Nothing is started and no queue is asked: it reads the run's files, /proc and the packages' metadata, so it works on a
@@ -21,7 +21,8 @@ import zmq
 
 from transfer_queue.errors import QueueError
 from transfer_queue.operations.listeners import tcp_listeners, unix_listeners
-from transfer_queue.operations.terminal import age, size
+from transfer_queue.operations.terminal import age, count, size
+from transfer_queue.service.attached import queue_directory
 from transfer_queue.service.queue_service import read_run
 from transfer_queue.storage.filesystems import IN_MEMORY, is_shared, journal_on_shared, kind_of
 from transfer_queue.storage.leftovers import Leftover, find_leftovers
@@ -61,18 +62,23 @@ class Report:
     listeners: list[Listening] = field(default_factory=list)
     leftovers: list[Leftover] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)  # of a queue's report: what concerns other queues
 
     def text(self) -> str:
         parts = [("versions", [f"{name} {version}" for name, version in self.versions.items()])]
         parts.append(("storage", self.storage))
         parts.append(("listeners", [f"{x.process} ({x.pid})  {x.endpoint}  {x.auth}" for x in self.listeners]))
         parts.append(("leftovers", [leftover_line(one) for one in self.leftovers]))
-        parts.append(("to do", [f"{found.what}\n    -> {found.remedy}" for found in self.findings] or ["nothing"]))
+        told = [[f"{found.what}\n    -> {found.remedy}" for found in some] for some in (self.findings, self.notes)]
+        parts.append(("to do", told[0] or ["nothing"]))
+        parts += [("of other queues", told[1])] if self.notes else []
         return "\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines or ["none"]) for title, lines in parts)
 
 
 def doctor(directory: str | Path | None = None, *, storage_dir: str | Path | None = None) -> Report:
-    """Examine this machine, and the queue in `directory` if one is given. Never raises for what it finds."""
+    """Examine this machine, and the queue in `directory`, or the one that this process uses. Never raises for what it
+    finds. What other queues have left is a finding where no queue is examined, else a note."""
+    directory = directory if directory is not None else queue_directory()
     report = Report(_versions())
     report.findings.extend(_packages_in_the_way())
     parents = {SHM, Path(tempfile.gettempdir()), *([Path(storage_dir)] if storage_dir else [])}
@@ -81,7 +87,8 @@ def doctor(directory: str | Path | None = None, *, storage_dir: str | Path | Non
     for parent in sorted(parent for parent in parents if parent.is_dir()):
         _examine_storage(parent, report)
     report.leftovers.extend(one for one in find_leftovers(sorted(parents)) if one.state != "live")
-    report.findings.extend(_examine_leftovers(report.leftovers))
+    leftovers = report.findings if directory is None else report.notes
+    leftovers.extend(_examine_leftovers(report.leftovers))
     return report
 
 
@@ -89,11 +96,11 @@ def _examine_leftovers(leftovers: Sequence[Leftover]) -> Iterator[Finding]:
     dead, stopped = ([one for one in leftovers if one.state == state] for state in ("dead", "stopped"))
     clean = "python -m transfer_queue doctor --clean"
     if dead:
-        what = f"{len(dead)} dead runs left {size(sum(one.nbytes for one in dead))}"
+        what = f"{count(len(dead), 'dead run')} left {size(sum(one.nbytes for one in dead))}"
         yield Finding(what, f"{clean} removes it")
     if stopped:
         names = " ".join(one.run for one in stopped[:5]) + (" ..." if len(stopped) > 5 else "")
-        what = f"{len(stopped)} stopped runs keep {size(sum(one.nbytes for one in stopped))}, to go on with"
+        what = f"{count(len(stopped), 'stopped run')} to go on with: {size(sum(one.nbytes for one in stopped))}"
         yield Finding(what, f"{clean} {names}, if they are not wanted any more, removes what they stored")
 
 
@@ -180,14 +187,14 @@ def _examine_queue(directory: Path, report: Report) -> set[Path]:
         report.findings.append(Finding(str(error), "look at the file"))
         return set()
     if not known:
-        report.findings.append(Finding(f"{directory} holds no queue", "give the directory of a QueueService"))
+        report.findings.append(Finding(f"{directory} holds no queue", "give the directory of a queue service"))
         return set()
     _examine_files(directory, report)
     storage = Path(known["storage"])
     units = sorted(storage.glob("unit-*"), key=lambda unit: int(unit.name.rpartition("-")[2]))
     budget = int(known["budget"])
     if storage.is_dir():
-        report.storage.append(f"{storage}: {len(units)} units of at most {size(budget)} each")
+        report.storage.append(f"{storage}: {count(len(units), 'unit')} of at most {size(budget)} each")
         live = sum(f.stat().st_size for unit in units for f in unit.glob("*.seg"))
         if len(units) * budget - live > free_bytes(storage):
             what = f"the units may write {size(len(units) * budget - live)} more, {size(free_bytes(storage))} are free"
@@ -251,6 +258,7 @@ def as_json(report: Report) -> str:
             "leftovers": [{"run": x.run, "state": x.state, "age": x.age, "bytes": x.nbytes, "path": str(x.path)}
                           for x in report.leftovers],
             "findings": [{"what": x.what, "remedy": x.remedy} for x in report.findings],
+            "notes": [{"what": x.what, "remedy": x.remedy} for x in report.notes],
         },
         indent=2,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from transfer_queue.client import QueueClient
 from transfer_queue.errors import Disconnected, Invalid, NotFound
 from transfer_queue.net.ending import is_held
 from transfer_queue.net.messages import Group, QueueStats
-from transfer_queue.operations.terminal import age, plain, size, table
+from transfer_queue.operations.terminal import age, count, plain, size, table
 from transfer_queue.service.queue_service import read_address
 from transfer_queue.storage.columns import Column
 
@@ -66,7 +66,7 @@ async def tail(client: QueueClient, args: argparse.Namespace, write: Write) -> i
     """The groups that there are, then one line for each change of one."""
     partition = await _partition(client, args.partition)
     now, left = await client.watch(partition, -1, wait=0.0), args.number
-    write(f"{len(now.groups)} groups in {plain(partition)}; what becomes of them follows (Ctrl-C ends)\n")
+    write(f"{count(len(now.groups), 'group')} in {plain(partition)}; what becomes of them follows (Ctrl-C ends)\n")
     for group in now.groups:
         write(_group_line(group))
     since = now.seq
@@ -81,9 +81,11 @@ async def tail(client: QueueClient, args: argparse.Namespace, write: Write) -> i
 
 
 async def dead(client: QueueClient, args: argparse.Namespace, write: Write) -> int:
+    partition = await _partition(client, args.partition) if args.partition is not None else None
     found = [
         [plain(name, 40), plain(uid, 60), plain(reason, 100)]
         for name, p in sorted((await client.stats()).partitions.items())
+        if args.partition is None or name == partition
         for uid, reason in sorted(p.dead.items())
     ]
     write(table([["partition", "uid", "reason"], *found]) + "\n" if found else "no group ended dead\n")
@@ -93,7 +95,7 @@ async def dead(client: QueueClient, args: argparse.Namespace, write: Write) -> i
 async def replay(client: QueueClient, args: argparse.Namespace, write: Write) -> int:
     partition = await _partition(client, args.partition)
     await client.replay(partition, args.uids)
-    write(f"{len(args.uids)} groups of {plain(partition)} are pending again\n")
+    write(f"pending again in {plain(partition)}: {count(len(args.uids), 'group')}\n")
     return 0
 
 
@@ -115,7 +117,7 @@ def how_to_connect(directory: Path, address: dict[str, str]) -> str:
 
 
 def stats_text(stats: QueueStats) -> str:
-    parts = [f"epoch {stats.epoch}, {stats.clients} clients"]
+    parts = [f"epoch {stats.epoch}, {count(stats.clients, 'client')}"]
     heading = ["partition", "rows", "bytes", *STATES, "oldest"]
     rows = []
     for name, p in sorted(stats.partitions.items()):
@@ -128,8 +130,11 @@ def stats_text(stats: QueueStats) -> str:
         for u in stats.units
     ]
     parts.append(
-        table([["unit", "state", "used", "budget", "on disk", "segments"], *units]) if units else "no storage units"
+        table([["unit", "state", "held", "budget", "on disk", "segments"], *units]) if units else "no storage units"
     )
+    if units:
+        live = size(sum(p.nbytes for p in stats.partitions.values()))
+        parts.append(f"held, on disk: whole segments, also spare and half-written ones; {live} of them are live rows")
     return "\n\n".join(parts) + "\n"
 
 
@@ -160,9 +165,11 @@ async def _partition(client: QueueClient, name: str | None) -> str:
     names = sorted((await client.stats()).partitions)
     if name is None and len(names) == 1:
         return names[0]
+    if not names:
+        raise Invalid("the queue has no partition yet")
     if name not in names:
-        what = f"no partition {plain(name)!r}" if name is not None else "which partition?"
-        raise Invalid(f"{what}; there are: {', '.join(map(plain, names)) or 'none'} (-p NAME)")
+        what = f"no partition {plain(name)!r}" if name is not None else "which partition? give it (-p NAME)"
+        raise Invalid(f"{what}; there are {', '.join(map(plain, names))}")
     return name
 
 

@@ -27,6 +27,11 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
+def count(number: int, noun: str) -> str:
+    """ "1 client", "2 clients"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def age(seconds: float) -> str:
     """ "3 h"."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):

@@ -149,6 +149,13 @@ def get_metrics_endpoint() -> str | None:
     return _process.metrics.endpoint if _process.metrics is not None else None
 
 
+def queue_directory() -> Path | None:
+    """Where the queue that this process has started or attached to keeps its files, if that is on this machine."""
+    key_file = _process.address.get("key_file") if _process.client is not None else None
+    directory = Path(key_file).parent if key_file else None
+    return directory if directory is not None and (directory / "run.json").exists() else None
+
+
 # --- finding -----------------------------------------------------------------------------------------------------
 
 

@@ -270,7 +270,7 @@ def read_address(directory: str | Path) -> dict[str, str]:
     directory = Path(directory).absolute()
     known = read_run(directory)
     if not known:
-        raise Disconnected(f"no queue in {directory}: its run.json is missing; start a QueueService there")
+        raise Disconnected(f"no queue in {directory}: its run.json is missing; `serve {directory}` starts one there")
     address = {"run": known["run"], "socket": f"unix://{known['sockets']}/c", "key_file": str(directory / "key")}
     if "network" in known:
         address |= {"network": known["network"], "node": known.get("node", "")}
