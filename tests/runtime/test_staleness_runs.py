@@ -13,6 +13,7 @@ from streamrl.config import to_yaml
 from streamrl.monitor.events import Event, read_events
 from streamrl.monitor.metrics_log import read_metrics
 from streamrl.monitor.summary import Summary
+from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.virtual_clock import run_virtual
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run
@@ -241,7 +242,8 @@ def test_async_over_issues_within_the_staleness_credit(make_config, tmp_path: Pa
     depths: dict[float, float] = {}
     for event in read_events(path):
         if event.name == "queue_groups" and event.fields["partition"] == "train" and event.fields["state"] in LIVE:
-            depths[event.start] = depths.get(event.start, 0) + float(event.value)
+            assert isinstance(event.value, int | float)
+            depths[event.start] = depths.get(event.start, 0) + event.value
     assert 16 < max(depths.values()) <= 24, "beyond two batches, but no more than three can be trained in time"
 
 
@@ -252,6 +254,7 @@ def test_colocated_servers_sleep_while_a_step_trains_and_the_tail_carries_over(m
 
     async def main() -> Summary:
         async with local_parts(config, directory) as parts:
+            assert isinstance(parts.servers, LLMServerManager)
             [server] = parts.servers.servers.values()
             update = parts.actor.update_actor
 
