@@ -28,13 +28,17 @@ def figures(path: Path) -> list[list[float]]:
     return [[line[name] for name in FIGURES] for line in read_metrics(path)]
 
 
+def batches(path: Path) -> list[tuple[int, list[str], list[int]]]:
+    return [(step.step, step.uids, step.orders) for step in read_batch_log(path / "batches.jsonl")]
+
+
 @pytest.mark.parametrize("mode", ["sync", "separate_async"])
 def test_a_replay_trains_the_same_steps_to_the_same_numbers(make_config, mode: str) -> None:
     chosen = f"trainer.v1.trainer_mode={mode}"
     recorded, _ = run(make_config(chosen, "trainer.record=true", base=REAL))
     again, summary = run(make_config(chosen, f"trainer.replay={recorded}", base=REAL))
     assert figures(again) == figures(recorded)
-    assert read_batch_log(again / "batches.jsonl") == read_batch_log(recorded / "batches.jsonl")
+    assert batches(again) == batches(recorded)
     assert summary.groups.trained == 24
     other, _ = run(
         make_config(
