@@ -69,6 +69,8 @@ class WorkerConfig:
     seeded: bool = True
     """Whether engines get a seed per turn, derived from (seed, uid, session, turn)."""
     session_timeout: float = 3600.0
+    answer_timeout: float = 600.0
+    """Seconds without an answer after which an LLM server counts as dead; also those it sleeps."""
     lease_wait: float = 30.0
     """Seconds that one lease request waits in the queue."""
     queue_patience: float = 120.0

@@ -33,6 +33,8 @@ START_SECONDS = 180.0
 CONTROL_SECONDS = 60.0
 """For abort, pause, resume, load and pid; they wait for one decode step at most."""
 CLOSE_SECONDS = 20.0
+ANSWER_SECONDS = 86_400.0
+"""For a generation or score. Its client gives up long before (agent_loop.llm.client.Patience)."""
 LAST_WORDS_SECONDS = 0.2
 """Between the death of an engine and the end of its process: its callers' answers are on their way."""
 CONCURRENT_CALLS = 1000
@@ -226,7 +228,7 @@ class RayServerHandle:
     A dead, restarting or unreachable actor is ServerDied; what the server itself raises is raised here as it was.
     """
 
-    def __init__(self, actor: Any, server: str, *, answer_seconds: float = 900.0) -> None:
+    def __init__(self, actor: Any, server: str, *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._actor, self.server, self._answer_seconds = actor, server, answer_seconds
 
     async def generate(

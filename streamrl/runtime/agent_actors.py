@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from agent_loop.llm.client import RoutedClient
+from agent_loop.llm.client import Patience, RoutedClient
 from agent_loop.llm.protocol import LLMServer
 from agent_loop.user_code import with_place
 from agent_loop.worker import AgentLoopWorker, WorkerConfig
@@ -49,7 +49,7 @@ class AgentWorkerActor:
     ) -> None:  # fmt: skip
         self._events = EventLog(Path(run_dir) / "events", name)
         self._queue = await QueueClient.connect(address, name=name)
-        self._llm = RoutedClient(servers)
+        self._llm = RoutedClient(servers, patience=Patience(answer=config.answer_timeout))
         self._teacher = RoutedClient(teachers) if teachers else None
         self._worker = AgentLoopWorker(
             self._queue, self._llm, config, name=name, on_span=self._events.span_at, teacher=self._teacher

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from agent_loop.llm.client import RoutedClient
+from agent_loop.llm.client import Patience, RoutedClient
 from agent_loop.manager import AgentLoopManager, TaskSpawner
 from agent_loop.rendering.chat import ChatTokenizer
 from agent_loop.worker import AgentLoopWorker
@@ -91,7 +91,7 @@ def _start_rollout(
     chat = ChatTokenizer.from_pretrained(worker_config.model_path, worker_config.template_kwargs)
 
     async def make(name: str) -> AgentLoopWorker:
-        llm = RoutedClient(servers)
+        llm = RoutedClient(servers, patience=Patience(answer=worker_config.answer_timeout))
         stack.push_async_callback(llm.close)
         teacher = RoutedClient(teachers.servers) if teachers else None
         if teacher:

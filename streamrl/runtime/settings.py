@@ -60,12 +60,13 @@ def rank_workers(config: StreamRLConfig, run: RunDirectory, queues: Mapping[str,
 def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> WorkerConfig:
     rollout, data, reward = config.actor_rollout_ref.rollout, config.data, config.reward
     function = reward.custom_reward_function
-    turns = rollout.multi_turn
+    turns, servers_sleep = rollout.multi_turn, config.trainer.v1.trainer_mode == "colocate_async"
     return WorkerConfig(
         model_path=config.actor_rollout_ref.model.tokenizer_path or config.actor_rollout_ref.model.path,
         template_kwargs=data.apply_chat_template_kwargs,
         max_sessions=rollout.agent.max_sessions,
         session_timeout=rollout.agent.session_timeout,
+        answer_timeout=max(600.0, rollout.agent.session_timeout if servers_sleep else 0.0),
         default_agent_loop=rollout.agent.default_agent_loop,
         tools=rollout.tools,
         reward=f"{function.path}:{function.name}" if function.path else function.name,
