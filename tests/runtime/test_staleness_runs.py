@@ -249,7 +249,8 @@ def test_async_over_issues_within_the_staleness_credit(make_config, tmp_path: Pa
 
 
 def test_colocated_servers_sleep_while_a_step_trains_and_the_tail_carries_over(make_config) -> None:
-    config = make_config(*LONG_TAIL, f"{V1}.trainer_mode=colocate_async", "trainer.total_training_steps=12")
+    slow = (f"{ROLLOUT}.agent.session_timeout=3600", "trainer.total_training_steps=12")
+    config = make_config(*LONG_TAIL, f"{V1}.trainer_mode=colocate_async", *slow)
     directory = open_run(Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="auto", resume_from=None)
     asleep: list[bool] = []
     assert agent_worker(config).answer_timeout == 3600, "a server that sleeps through a long step is not dead"
