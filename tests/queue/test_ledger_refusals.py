@@ -60,7 +60,13 @@ HELD: Any = "the token of `held`"
 
 REFUSALS = [
     (m.Commit("p", [], [block("x", 0)]), Invalid, "a commit with columns needs keys"),
-    (m.Commit("p", ["plain0"], token=HELD), Fenced, "belongs to no group of lease"),
+    (
+        m.Commit("p", ["plain0"], token=HELD),
+        Invalid,
+        "no group of lease.*have keys '<uid>_<session>_<index>', as 'held_0_0'",
+    ),
+    (m.Commit("p", ["held_0"], token=HELD, closes=[close("held", rows=("held_0",))]), Invalid, "as 'held_0_0', which"),
+    (m.Commit("p", ["held_0"], token=NOBODYS), Fenced, r"lease \(1, 99\) is not held"),
     (m.Commit("p", ["open_0_0"], token=HELD), Fenced, "does not cover group 'open'"),
     (m.Commit("p", ["held_0_0"], token=NOBODYS), Fenced, r"lease \(1, 99\) is not held"),
     (m.Commit("p", ["done_0_0"]), Conflict, "group 'done' is trained"),

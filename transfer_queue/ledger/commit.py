@@ -7,7 +7,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from transfer_queue.errors import Conflict, Fenced, Invalid
-from transfer_queue.keys import split_row_key, try_split_row_key
+from transfer_queue.keys import row_key, split_row_key, try_split_row_key
 from transfer_queue.ledger.checks import check_blocks, check_name, check_names, check_unique, clipped, some
 from transfer_queue.ledger.groups import Group
 from transfer_queue.ledger.leases import HeldLease
@@ -113,9 +113,19 @@ def _plan_rows(p: Partition, m: Commit, lease: HeldLease | None, tags: list[byte
             if m.closes:
                 plan.keys.setdefault((place[0].uid, place[1]), {})[key] = len(tag)
         elif lease is not None:
-            raise Fenced(f"{key!r} belongs to no group of lease {_name(lease)} ({lease.task.name!r}); commit it apart")
+            raise _no_group(key, lease)
         plan.places.append(place)
     return plan
+
+
+def _no_group(key: str, lease: HeldLease) -> Invalid:
+    """The key says of which group and session a row is; else it is a plain row."""
+    uids = [uid for uid in lease.groups if key.startswith(f"{uid}_")] or list(lease.groups)
+    return Invalid(
+        f"{key!r} belongs to no group of lease {_name(lease)} ({lease.task.name!r}): rows of a group have keys "
+        f"'<uid>_<session>_<index>', as {row_key(uids[0], 0)!r}, which transfer_queue.keys.row_key makes; "
+        "commit plain rows apart, without token"
+    )
 
 
 def _check_rows(p: Partition, m: Commit) -> None:
