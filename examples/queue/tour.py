@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import transfer_queue as tq
-from transfer_queue import QueueService, SyncQueueClient
-from transfer_queue.net.messages import GroupSpec, SessionClose, TaskSpec
+from transfer_queue import GroupSpec, QueueService, SessionClose, SyncQueueClient, TaskSpec
 
 
 def main() -> None:
