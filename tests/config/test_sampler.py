@@ -1,0 +1,75 @@
+"""`trainer.v1.sampler`: what cannot be is said before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamrl.config import load_config
+from streamrl.config.notes import notes
+from streamrl.errors import ConfigError
+
+SAMPLER = "trainer.v1.sampler"
+BASE = ("experiment=calculator", "trainer.v1.trainer_mode=separate_async")
+FILE = """
+class Good:
+    def choose(self, ready, count, version):
+        return ready[:count]
+
+class OfVerl:
+    def sample(self, partition, count):
+        return None
+
+class Inherits(Good):
+    pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(FILE)
+    return f"{SAMPLER}.custom_sampler.path={tmp_path}/mine.py"
+
+
+def problem(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config([*BASE, *arguments])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Good", "Inherits"])
+def test_a_class_that_can_choose_is_taken(file: str, name: str) -> None:
+    config = load_config([*BASE, file, f"{SAMPLER}.custom_sampler.name={name}"]).config
+    assert config.trainer.v1.sampler.custom_sampler.name == name
+
+
+def test_a_class_that_cannot_choose_is_refused_and_verls_is_known(file: str) -> None:
+    said = problem(file, f"{SAMPLER}.custom_sampler.name=OfVerl")
+    assert "OfVerl has no method choose(ready, count, version)" in said
+    assert "it is written for verl" in said
+    assert "defines no Missing" in problem(file, f"{SAMPLER}.custom_sampler.name=Missing")
+
+
+def test_two_that_choose_are_one_too_many(file: str) -> None:
+    said = problem(file, f"{SAMPLER}.custom_sampler.name=Good", f"{SAMPLER}.max_off_policy_strategy=wait")
+    assert "both choose which groups are trained next; use drop, mask or null" in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        (f"{SAMPLER}.max_masked_ratio=0.5", "has no effect with trainer.v1.sampler.max_off_policy_strategy=drop"),
+        (f"+{SAMPLER}.sampler_kwargs.spare=1", "sampler_kwargs without trainer.v1.sampler.custom_sampler.path"),
+    ],
+)
+def test_what_has_no_effect_is_refused(argument: str, says: str) -> None:
+    assert says in problem(argument)
+
+
+def test_more_batches_ahead_than_may_be_old_are_a_note() -> None:
+    ahead = (f"{SAMPLER}.max_off_policy_threshold=2", "trainer.v1.separate_async.num_warmup_batches=3")
+    [note] = [each for each in notes(load_config([*BASE, *ahead]).config) if "num_warmup_batches" in each]
+    assert "only 1 batches are issued ahead" in note
+    masked = load_config([*BASE, *ahead, f"{SAMPLER}.max_off_policy_strategy=mask"]).config
+    assert not any("num_warmup_batches" in each for each in notes(masked))
