@@ -181,7 +181,7 @@ def steps_of(job: Job) -> int:
 
 def real(seed: int, kills: int) -> Outcome:
     """Under Ray: the whole job, or the training rank, which ends it."""
-    rng, began, outcome, steps = random.Random(seed), time.monotonic(), Outcome(), 6 * kills + 6
+    rng, began, outcome, steps = random.Random(seed), time.monotonic(), Outcome(), 2 * kills + 6
     directory = Path(tempfile.mkdtemp(prefix="streamrl-resume-"))
     arguments = (SEPARATE, "trainer.save_freq=2", "trainer.val_before_train=false", "data.val_max_samples=4",
                  "actor_rollout_ref.actor.checkpoint.async_save=true")  # fmt: skip
@@ -189,12 +189,13 @@ def real(seed: int, kills: int) -> Outcome:
     done = 0
     for kill in range(kills):
         process = job.start()
-        done = min(steps - 2, done + rng.randrange(0, 5))
+        done = min(steps - 2, done + rng.randrange(0, 4))
         if rng.random() < 0.8:
             job.wait_until(lambda step=done: steps_of(job) >= step, f"step {done}")
         time.sleep(rng.uniform(0.0, 2.0))
-        if kill % 4 == 3:
-            os.kill(job.pid_of("rank-0"), signal.SIGKILL)
+        ranks = [child.pid for child in job.processes() if "RankActor" in child.name()]
+        if kill % 2 and ranks:
+            os.kill(rng.choice(ranks), signal.SIGKILL)
             process.wait(120)
         else:
             job.kill()
