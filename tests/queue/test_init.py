@@ -210,6 +210,9 @@ def test_metrics_are_served_while_the_queue_lives(conf):
     assert 'tq_process_restarts_total{process="controller"} 0.0' in text
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10)
+    assert [(x.endpoint, x.auth) for x in tq.doctor().listeners if x.process == "metrics"] == [
+        (f"tcp {endpoint}", "bearer key in metrics.key")
+    ]
     tq.close()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10)

@@ -75,9 +75,10 @@ def test_the_key_is_for_its_owner_new_at_each_start_and_gone_at_the_end(text, tm
     for _ in range(2):
         server = MetricsServer(text, 0, path)
         assert os.stat(path).st_mode & 0o777 == 0o600
+        assert (tmp_path / "metrics.endpoint").read_text() == f"{server.endpoint}\n"
         keys.append(path.read_text())
         server.close()
-        assert not path.exists()
+        assert list(tmp_path.iterdir()) == []
     assert keys[0] != keys[1]
     assert all(len(key) > 40 for key in keys)
 

@@ -27,7 +27,7 @@ from transfer_queue.service.queue_service import read_run
 from transfer_queue.storage.filesystems import IN_MEMORY, is_shared, journal_on_shared, kind_of
 from transfer_queue.storage.leftovers import Leftover, find_leftovers
 from transfer_queue.storage.place import SHM, free_bytes, memory_limit, ray_store_bytes
-from transfer_queue.storage.private import read_regular
+from transfer_queue.storage.private import read_regular, text_if_there
 
 SMALL_SHM = 256 << 20
 """Bytes of /dev/shm below which a container was started without a thought for it (Docker gives 64 MiB)."""
@@ -202,13 +202,14 @@ def _examine_queue(directory: Path, report: Report) -> set[Path]:
     processes = {"controller": directory / "controller.lock"} | {unit.name: unit / "lock" for unit in units}
     for name, lock in processes.items():
         _examine_process(name, lock, known, report)
+    _examine_metrics(directory, report)
     return {storage.parent}
 
 
 def _examine_files(directory: Path, report: Report) -> None:
     if (found := journal_on_shared(directory)) is not None:
         report.findings.append(Finding(*found))
-    for path in (directory, directory / "key"):
+    for path in (directory, directory / "key", directory / "metrics.key"):
         if path.exists() and path.stat().st_mode & 0o077:
             report.findings.append(Finding(f"others can read {path}", f"chmod go= {path}, and start the queue anew"))
     if is_shared(directory):
@@ -235,6 +236,18 @@ def _examine_process(name: str, lock: Path, known: dict[str, str], report: Repor
         if ip in ("0.0.0.0", "::") or "network" not in known:
             what = f"{name} listens at {ip}:{port}, which this queue did not ask for"
             report.findings.append(Finding(what, "find out who made it do so; end the queue"))
+
+
+def _examine_metrics(directory: Path, report: Report) -> None:
+    """The endpoint of the metrics, in the process that runs the service."""
+    endpoint = (text_if_there(directory / "metrics.endpoint") or "").strip()
+    try:
+        pid = int(read_regular(directory / "service.lock"))
+        ports = [f"{ip}:{port}" for ip, port in tcp_listeners(pid)]
+    except (OSError, ValueError):  # no service runs
+        return
+    if endpoint in ports:
+        report.listeners.append(Listening("metrics", pid, f"tcp {endpoint}", "bearer key in metrics.key"))
 
 
 def _holder(lock: Path) -> int | None:

@@ -41,16 +41,18 @@ class MetricsServer:
     """Serves what `text` gives at http://127.0.0.1:PORT/metrics until `close`, from threads of its own."""
 
     def __init__(self, text: Callable[[], bytes], port: int, key_file: Path) -> None:
-        """Port 0: a free one. The key is written to `key_file`. Raises Invalid for a port that cannot be had."""
+        """Port 0: a free one. The key is written to `key_file`, IP:PORT beside it (`.endpoint`). Raises Invalid for a
+        port that cannot be had."""
         key = secrets.token_urlsafe(32)
         try:
             self._server = _Server((HOST, port), text, key.encode())
         except OSError as error:
             raise Invalid(f"metrics.port={port}: {error.strerror}; give another one, or 0 for a free one") from None
         self.endpoint = f"{HOST}:{self._server.server_port}"
-        self.key_file = key_file
+        self.key_file, self._endpoint_file = key_file, key_file.with_suffix(".endpoint")
         try:
             replace_file(key_file, key + "\n")
+            replace_file(self._endpoint_file, self.endpoint + "\n")
         except BaseException:
             self._server.server_close()
             raise
@@ -61,7 +63,8 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        self.key_file.unlink(missing_ok=True)
+        for file in (self.key_file, self._endpoint_file):
+            file.unlink(missing_ok=True)
 
 
 class _Server(ThreadingMixIn, HTTPServer):
