@@ -72,11 +72,20 @@ class SessionAccount:
 
     def feed_all(self, events: Iterable[Event]) -> None:
         for event in events:
-            if event.kind == "span" and event.name == "session":
+            if event.kind == "process" and event.name == "trainer" and not event.fields.get("rotated"):
+                self._forget()
+            elif event.kind == "span" and event.name == "session":
                 self._session(event)
             elif event.kind == "span" and event.process == "trainer" and event.name in STAGES:
                 self._stages[STAGES[event.name]] += event.seconds
                 self._published += event.fields.get("bytes", 0) if event.name == "publish" else 0
+
+    def _forget(self) -> None:
+        """What an earlier life of the trainer sampled: nobody says any more what became of it."""
+        for seen in (self.held, self._gone, self._wasted, self._stages, self._values):
+            seen.clear()
+        self.trained_in_all, self.sampled_in_all = _Sampled(), _Sampled()
+        self._trained = self._published = 0
 
     def trained(self, uids: Iterable[str]) -> None:
         for uid in uids:

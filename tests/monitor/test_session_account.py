@@ -85,3 +85,13 @@ def test_every_token_is_held_trained_or_wasted_once_in_any_order() -> None:
     wasted += sum(value for name, value in account.step_metrics().items() if name.startswith("waste/tokens/"))
     held = sum(group.tokens for group in account.held.values())
     assert told == held + account.trained_in_all.tokens + wasted
+
+
+def test_a_resumed_run_accounts_for_what_it_sampled_itself() -> None:
+    account = SessionAccount()
+    account.feed_all([session("a", 1000), session("b", 1000, "failed"), span("publish", 5.0)])
+    account.feed_all([Event("process", "trainer", 0.0, process="trainer"), session("c", 10)])
+    account.trained(["a", "c"])  # a was generated in the life before
+    assert account.step_metrics() == {"waste/ratio": 0.0, "sampling/length_bias": 1.0}
+    account.feed_all([session("d", 10), Event("process", "trainer", 0.0, fields={"rotated": True}, process="trainer")])
+    assert set(account.held) == {"d"}
