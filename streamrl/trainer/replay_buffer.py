@@ -123,7 +123,7 @@ class ReplayBuffer:
         while True:
             groups = await self._usable(count, room)
             uids = [group.uid for group in groups]
-            self.buffer.forget(uids)
+            self._take(uids)
             with self._events.span("hand_off", step=version + 1):
                 try:
                     leased = await self._client.lease(self._partition, "train", uids=uids, holder=self._holder)
@@ -183,6 +183,8 @@ class ReplayBuffer:
                     await self._change(f"{count} usable groups ({ready} are ready{why})")
 
     def _choose(self, count: int, room: int) -> Sequence[Group] | Lack:
+        if len(self._fit) < count:  # which may hold more than are ready still
+            return "wait_data"
         ready = [group for group in self.buffer.ready() if self._fit.get(group.uid) is group]
         if len(ready) < count:
             return "wait_data"
@@ -192,6 +194,8 @@ class ReplayBuffer:
         chosen = self._selection.choose(ready, count, self._version)
         if chosen is None:
             return "wait_order"
+        if not self._selection.staleness.waits:
+            return chosen
         taken = {group.uid for group in chosen}
         rest = [group for group in ready if group.uid not in taken]
         growing = [self.buffer.begun[group.uid] for group in self.buffer.coming(self.credit)]
@@ -217,8 +221,13 @@ class ReplayBuffer:
 
     async def _drop(self, uids: list[str], reason: str) -> None:
         if uids:
-            self.buffer.forget(uids)
+            self._take(uids)
             await self._client.drop(self._partition, uids, reason)
+
+    def _take(self, uids: list[str]) -> None:
+        self.buffer.forget(uids)
+        for uid in uids:
+            self._fit.pop(uid, None)
 
     async def _cancel_hopeless(self) -> None:
         """Of groups that are being generated: a closed session tells how old the group is at least."""

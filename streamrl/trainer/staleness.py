@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from streamrl.config.sections.trainer import SamplerConfig
 from transfer_queue.net.messages import Group
@@ -51,6 +52,8 @@ class Measured:
     """S; older tokens leave the loss. None: nothing is too old."""
     max_masked_ratio: float = 1.0
     """A row of which more than this is too old leaves the loss."""
+    waits: ClassVar[bool] = False
+    """Whether `holds_back` is ever True."""
 
     def unfit(self, group: Group, version: int) -> bool:
         """Whether a ready group can no longer be trained at weights `version` or later."""
@@ -122,6 +125,8 @@ class Wait(Drop):
 
     The smaller the mini-batches, the less is waited: only the last of a version has no room for what is still to come.
     """
+
+    waits: ClassVar[bool] = True
 
     def preferred(self, ready: Sequence[Group], count: int) -> Sequence[Group]:
         """Those with the oldest tokens first."""
