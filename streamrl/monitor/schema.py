@@ -63,6 +63,13 @@ TABLE: tuple[EventSpec, ...] = (
     _span("validate", "trainer", ("step",), "Validation in training's place; also `when` (before, during, after)."),
     _span("validate_beside", "trainer", ("step",), "Validation beside training, with the weights of `step` and later."),
     _span(
+        "select",
+        "trainer",
+        ("step",),
+        "Choosing what is trained and dropping what is too old; what it waits for counts as waiting.",
+        announced=False,
+    ),
+    _span(
         "close_step", "trainer", ("step",), "The step is written down: acks, batch log, state of all parts, metrics."
     ),
     # What the trainer's devices do. Everything else in a step is lost time.
@@ -160,6 +167,7 @@ CAUSE_OF_SPAN: dict[str, Cause] = {
     "hand_off": "hand_off",
     "checkpoint": "checkpoint",
     "validate": "validation",
+    "select": "bookkeeping",
     "close_step": "bookkeeping",
 }
 """The cause under which the time of a span counts as lost."""

@@ -225,10 +225,11 @@ class Trainer(ABC):
             for room in range(self.groups_per_step - self.groups_per_update, -1, -self.groups_per_update):
                 sample = self.buffer.sample(self.groups_per_update, self.version, room=room)
                 # Once the weights have moved, the step is finished: a checkpoint of half a step trains groups twice.
-                batch = await (sample if batches else self._or_stopped(sample))
-                if not room:
-                    await self.on_sampled()
-                    await self.buffer.trains(version)
+                with self.parts.events.span("select", step=step):
+                    batch = await (sample if batches else self._or_stopped(sample))
+                    if not room:
+                        await self.on_sampled()
+                        await self.buffer.trains(version)
                 self.report.updated(await self._update(batch, step, first=not batches))
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
