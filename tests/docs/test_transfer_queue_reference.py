@@ -103,7 +103,7 @@ def test_the_table_of_metrics_names_each_with_its_labels():
     from transfer_queue.operations.metrics import families
 
     part = m.PartitionStats({"ready": 1}, 1, 1, 1, {"stale": 1}, 1, {}, {"ready": 1.0})
-    asked = {"Lease": m.RequestStats([0] * (len(BOUNDS) + 1), 0.0, {"fenced": 1})}
+    asked = {"Lease": m.RequestStats([1] * (len(BOUNDS) + 1), 0.0, {"fenced": 1})}
     stats = m.QueueStats(1, {"p": part}, [m.UnitStats(0, True, 1, 1, 1)], 1, asked)
     served = {}
     for family in families(stats, {"controller": 1}):

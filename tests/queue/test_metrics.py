@@ -172,4 +172,4 @@ def test_an_account_counts_each_request_in_its_class_and_each_refusal_by_its_cod
     assert stats["Watch"].counts == [2, 1, *[0] * (len(BOUNDS) - 2), 1]
     assert stats["Watch"].seconds == pytest.approx(99.0, abs=0.01)
     assert (stats["Watch"].refused, stats["Admit"].refused) == ({"deadline": 1}, {"queue_full": 1})
-    assert stats["Admit"].counts == []
+    assert sum(stats["Admit"].counts) == 0

@@ -103,7 +103,7 @@ def _requests(requests: dict[str, RequestStats]) -> Iterator[Metric]:
     refused = CounterMetricFamily("tq_requests_refused", "Requests answered by an error", labels=["kind", "code"])
     for kind, one in requests.items():
         bounds = [*map(str, BOUNDS), "+Inf"]
-        if one.counts:
+        if any(one.counts):
             times.add_metric([kind], list(zip(bounds, accumulate(one.counts), strict=True)), one.seconds)
         for code, count in one.refused.items():
             refused.add_metric([kind, code], count)
