@@ -128,6 +128,7 @@ sys.meta_path.insert(0, Blocked())
 
 ALONE = """
 import importlib.util
+import os
 
 import numpy as np
 import transfer_queue as tq
@@ -144,8 +145,8 @@ with tq.QueueService("queue", storage_dir=".", unit_budget_bytes=64 << 20) as se
     with tq.SyncQueueClient(service.address, "alone") as client:
         client.put("p", ["a"], {"ids": [np.arange(3)], "note": ["x"]}, tags=[{"score": 1.0}])
         assert client.get("p", ["a"])["ids"].rows_list()[0].tolist() == [0, 1, 2]
-    tq.init({"address": service.address})
-    assert tq.get_client().queue.list("p") == {"p": {"a": {"score": 1.0}}}
+    os.environ["TQ_DIRECTORY"] = "queue"
+    assert tq.kv_list("p") == {"p": {"a": {"score": 1.0}}}
     assert main(["stat", "-q", "queue"]) == 0
     assert tq.doctor("queue").listeners
     tq.close()
