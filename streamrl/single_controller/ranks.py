@@ -42,6 +42,11 @@ class Ranks(ABC):
     ) -> Result:
         """Send a call on its way; `beside`: out of the order of the others."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is known to be under way on some rank."""
+        return False
+
     @abstractmethod
     async def watch(self) -> NoReturn:
         """Wait for the first death of a rank; raises WorkerDied, or WorkerGroupError once the group is closed."""

@@ -126,6 +126,10 @@ class RayRanks(Ranks):
         future.add_done_callback(lambda _: self._running.remove(name))
         return future
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
     def death(self, rank: int, method: str, error: BaseException) -> WorkerDied | None:
         gone = isinstance(error, RayActorError | ActorUnavailableError)
         return self._died(rank, method) if gone else None

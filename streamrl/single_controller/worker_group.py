@@ -32,7 +32,8 @@ GRACE = 2.0
 may break before the death itself is reported; within this time it is, so that the error names the rank that died."""
 
 CLOSE_TIMEOUT = 10.0
-"""Seconds that the workers of a role have for their `close`; then their processes are ended anyway."""
+"""Seconds that the workers of a role have for their `close`; then their processes are ended anyway. Behind a call that
+is still under way, and which nobody waits for any more (an interrupted start loads a model), it is GRACE."""
 
 PLACES = MethodSpec("mesh_places", Dispatch.ONE_TO_ALL, Execute.ALL, blocking=True)
 
@@ -132,7 +133,7 @@ class WorkerGroup:
             for role in ranks.classes:
                 view = WorkerGroup(ranks, role)
                 if ranks.failure is None and "close" in view._methods:
-                    await view.call(view._methods["close"], (), {}, timeout=CLOSE_TIMEOUT)
+                    await view.call(view._methods["close"], (), {}, timeout=GRACE if ranks.busy else CLOSE_TIMEOUT)
         except WorkerGroupError as error:
             log.warning("closing: %s", error)
         finally:

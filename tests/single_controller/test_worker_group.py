@@ -254,6 +254,23 @@ async def test_a_method_beside_waits_on_ranks_while_others_run(ray_cluster: None
     await group.close()
 
 
+async def test_a_call_under_way_does_not_hold_up_the_end(ray_cluster: None) -> None:
+    from streamrl.single_controller import RayWorkerGroup
+
+    group = RayWorkerGroup(ResourcePool([1], cpus_per_rank=0), ClassWithInitArgs(Closing))
+    group.hang(0)
+    began = time.monotonic()
+    await group.close()
+    assert time.monotonic() - began < 6.0
+
+
+class Closing(EchoWorker):
+    from streamrl.single_controller import Dispatch, register
+
+    @register(Dispatch.ONE_TO_ALL)
+    def close(self) -> None: ...
+
+
 def test_too_few_cpus_are_an_error_at_once(ray_cluster: None) -> None:
     from streamrl.single_controller import RayWorkerGroup
 
