@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -138,13 +139,14 @@ def test_serve_runs_a_queue_and_prints_how_to_connect(tmp_path):
     ]  # fmt: skip
     serving = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert serving.stdout is not None
-    printed = [serving.stdout.readline() for _ in range(5)]
+    printed = [serving.stdout.readline() for _ in range(6)]
     assert f"export TQ_DIRECTORY={directory}" in printed[1]
+    assert json.loads(shlex.split(printed[2])[2].removeprefix("TQ_ADDRESS="))["key_file"] == str(directory / "key")
     code = "import transfer_queue as tq; tq.init(); tq.kv_put('a', 'p', tag={'x': 1}); print(tq.kv_list())"
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"} | {"TQ_DIRECTORY": str(directory)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "{'p': {'a': {'x': 1}}}\n", done.stderr
-    found = re.search(r"metrics +(http://127.0.0.1:\d+/metrics), with the bearer key in (\S+)\n", printed[4])
+    found = re.search(r"metrics +(http://127.0.0.1:\d+/metrics), with the bearer key in (\S+)\n", printed[5])
     assert found is not None
     assert os.stat(found[2]).st_mode & 0o077 == 0
     with open(found[2]) as file:
