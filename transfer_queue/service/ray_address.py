@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from pathlib import Path
 from typing import Any
 
-from transfer_queue.errors import Disconnected
+from transfer_queue.errors import Disconnected, Invalid
 from transfer_queue.net.loop import LoopThread
-from transfer_queue.service.ray_queue import RayQueue
+from transfer_queue.service.ray_queue import HEAD, NAMESPACE, RayQueue
 
 NAME = "TransferQueueController"
-NAMESPACE = "transfer_queue"
 
 WAIT = 60.0
 """Seconds that a process waits for another one, which has begun to start a queue, to have started it."""
@@ -50,10 +50,11 @@ class RayAddress:
         self._actor = actor
 
     @classmethod
-    def find(cls) -> dict[str, str] | None:
-        """The address that was published in this Ray cluster; None without Ray, or if nobody has started a queue.
+    def find(cls, directory: str | None = None) -> dict[str, str] | None:
+        """The address that was published in this Ray cluster, else that of its RayQueue (with `directory`, of the one
+        there); None without Ray, or if nobody has started a queue.
 
-        Raises Disconnected if somebody began to and did not come to an end.
+        Raises Disconnected if somebody began to and did not come to an end, Invalid for several RayQueues.
         """
         ray = _ray()
         if ray is None:
@@ -62,7 +63,7 @@ class RayAddress:
             actor = ray.get_actor(NAME, namespace=NAMESPACE)
             address = ray.get(actor.address.remote(WAIT), timeout=2 * WAIT)
         except (ValueError, ray.exceptions.RayActorError):  # there is none, or it died with who made it
-            return None
+            return _of_ray_queue(ray, directory)
         if address is None:
             raise Disconnected(
                 f"another process has begun to start a queue and did not in {WAIT:.0f} s; look at its log"
@@ -88,6 +89,31 @@ class RayAddress:
         ray = _ray()
         if ray is not None:
             ray.kill(self._actor)
+
+
+def _of_ray_queue(ray: Any, directory: str | None) -> dict[str, str] | None:
+    """The address of the RayQueue that runs in this cluster, and in `directory`."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    heads = [one["name"] for one in actors if one["namespace"] == NAMESPACE and HEAD in one["name"]]
+    found: dict[str, dict[str, str]] = {}
+    for name in heads:
+        try:
+            address = ray.get(ray.get_actor(name, namespace=NAMESPACE).address.remote(), timeout=WAIT)
+        except (ValueError, ray.exceptions.RayActorError, ray.exceptions.RayTaskError):  # it ended, or never began
+            continue
+        except ray.exceptions.GetTimeoutError:
+            raise Disconnected(
+                f"the queue of Ray actor {name!r} did not start in {WAIT:.0f} s; look at its log"
+            ) from None
+        found[str(Path(address["key_file"]).parent)] = address
+    if directory is not None:
+        return found.get(str(Path(directory).absolute()))
+    if len(found) > 1:
+        there = ", ".join(f"{address['run']} in {place}" for place, address in sorted(found.items()))
+        raise Invalid(
+            f"init: this Ray cluster has {len(found)} queues: {there}; give the `directory` or `address` of one"
+        )
+    return next(iter(found.values()), None)
 
 
 def spans_nodes() -> bool:

@@ -40,6 +40,9 @@ wait for a node that joins. Nothing hangs on it but how soon that node has units
 
 NAMESPACE = "transfer_queue"
 
+HEAD = "-head-"
+"""What stands in the names of QueueHeads alone, between their run and a token."""
+
 ACTOR_TIMEOUT = 60.0
 """Seconds that an actor's start may take, Ray's own part included."""
 
@@ -136,7 +139,7 @@ class RayQueue:
 
         network = self._network if self._network is not None else len(_alive()) > 1
         self._head = _actor(
-            QueueHead, f"tq-{self.run}-head-{self._token}", ray.get_runtime_context().get_node_id()
+            QueueHead, f"tq-{self.run}{HEAD}{self._token}", ray.get_runtime_context().get_node_id()
         ).remote(str(self.directory), network, self._head_settings)
         self.address: dict[str, str] = await _within(self._head.address.remote(), "the queue's actor")
         await self.look_at_nodes()
