@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from transfer_queue.errors import Invalid
+from transfer_queue.net.addresses import check_address
 from transfer_queue.sampler import sampler_spec
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,9 @@ def read_settings(conf: Mapping[str, Any] | None, *, quiet: bool = False) -> Que
     """The settings that `conf` (a dict or DictConfig, or None) gives. Raises Invalid for a value that cannot be meant,
     or a key that is nearly one of ours; other unknown keys are tolerated with one warning, unless `quiet`."""
     settings = QueueSettings()
-    for key, value in sorted(_leaves(_plain(conf)), key=lambda leaf: leaf[0] not in _TREE):  # ours count more
+    tree = _plain(conf)
+    _refuse_slips([key for key in tree if key not in (*_KINDS, *_BRANCHES, "sampler")], top=True)
+    for key, value in sorted(_leaves(tree), key=lambda leaf: leaf[0] not in _TREE):  # ours count more
         name = _TREE.get(key, key)
         if name in _KINDS or name == "sampler":
             _set(settings, name, key, value)
@@ -153,13 +156,7 @@ def _set(settings: QueueSettings, name: str, key: str, value: Any) -> None:
     if name == "metrics_port" and value > 65535:
         raise Invalid(f"init: {key}={value}; ports go up to 65535")
     if isinstance(value, dict):
-        lacks = [part for part in ("run", "key_file", "socket") if not value.get(part)]
-        if lacks:
-            raise Invalid(
-                f"init: {key} lacks {', '.join(lacks)}; give the whole address that `init` or `QueueService.start` "
-                "returned, or `directory`"
-            )
-        value = {str(part): str(text) for part, text in value.items()}
+        value = check_address(value, f"init: {key}")
     setattr(settings, name, value)
 
 
@@ -170,9 +167,11 @@ def _check_backend(value: Any, quiet: bool) -> None:
         log.warning("init: backend.storage_backend=%s is served by mapped segments, as every backend is here", value)
 
 
-def _refuse_slips(keys: list[str]) -> None:
-    """A slip of the pen in a key that matters must not be a key without effect."""
-    ours = [*(f.name for f in fields(QueueSettings) if f.name not in ("other", "metrics", "polling")), *_TREE]
+def _refuse_slips(keys: list[str], *, top: bool = False) -> None:
+    """A slip of the pen in a key that matters must not be a key without effect. `top`: keys of the tree's root, whose
+    value may be a dict."""
+    ours = [f.name for f in fields(QueueSettings) if f.name not in ("other", "metrics", "polling")]
+    ours += ["metrics", *_BRANCHES] if top else _TREE
     for key in keys:
         near = [
             name

@@ -53,14 +53,16 @@ def test_the_first_init_starts_a_queue_and_returns_the_whole_configuration(conf)
     assert tq.get_metrics_endpoint() is None
 
 
-def test_a_second_init_attaches_and_returns_what_it_was_given(conf, caplog):
-    tq.init(conf)
+def test_a_second_init_attaches_and_returns_its_configuration_with_the_address(conf, caplog):
+    address = tq.init(conf).address
     tq.kv_put("a", "p", tag={"i": 1})
     other = {"units": 7}
     for _ in range(2):
-        assert tq.init(other) is other
-    assert tq.init() is None
-    assert tq.init(conf) is conf
+        assert tq.init(other) == other | {"address": address, "metrics": {"endpoint": None}}
+    assert tq.init().address == address
+    hydras = OmegaConf.create({"queue": conf | {"also": 1}})
+    OmegaConf.set_struct(hydras, True)
+    assert tq.init(hydras.queue).address == address
     (warning,) = [record.message for record in caplog.records if "no effect" in record.message]
     assert warning.endswith("no effect: units=7 (it has 1)")
     with pytest.raises(Invalid, match="takes a dict"):
@@ -79,6 +81,36 @@ def test_another_process_finds_the_queue_by_environment_directory_or_address(con
     assert child(code.format(conf={"address": json.loads(address)})) == expected
     assert child(code.format(conf={"directory": conf["directory"]})) == expected
     assert tq.kv_list("p") == {"p": {"a": {"i": 1}}}, "their close() ended nothing but themselves"
+
+
+def test_a_client_is_connected_by_what_one_has_of_a_queue(conf, monkeypatch):
+    address = tq.init(conf).address
+    tq.kv_put("a", "p", tag={"i": 1})
+    for queue in (address, dict(address), conf["directory"], Path(conf["directory"]), None):
+        with tq.SyncQueueClient(queue) as client:
+            assert client.list("p") == {"p": {"a": {"i": 1}}}
+    monkeypatch.delenv(ADDRESS_VARIABLE)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, conf["directory"])
+    with tq.SyncQueueClient() as one, tq.SyncQueueClient() as other:
+        assert one.name != other.name
+    code = f"print(tq.init().address.run, tq.init({{'directory': {conf['directory']!r}}}).address.run)"
+    assert child(code, **{DIRECTORY_VARIABLE: conf["directory"]}) == f"{address.run} {address.run}"
+
+
+@pytest.mark.parametrize(
+    ("queue", "error", "match"),
+    [
+        ({"run": "x"}, Invalid, "address lacks key_file, socket; give the whole address"),
+        ("/nowhere", Disconnected, "no queue in /nowhere: its run.json is missing"),
+        (7, Invalid, "its address .a dict. or its directory, got int"),
+        (None, Invalid, "which queue.*TQ_DIRECTORY or TQ_ADDRESS"),
+    ],
+)
+def test_a_client_of_what_names_no_queue_is_told_what_does(queue, error, match, monkeypatch):
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
+    with pytest.raises(error, match=match):
+        tq.SyncQueueClient(queue, "c")
 
 
 def test_several_processes_that_begin_at_once_share_one_queue(conf, tmp_path):
@@ -257,6 +289,9 @@ def test_nothing_is_a_configuration_too(caplog):
         ({"fsync": 1}, "fsync=1; expected bool"),
         ({"units": None}, "units is None"),
         ({"unitz": 2}, "'unitz'; did you mean 'units'"),
+        ({"addres": {"run": "x"}}, "'addres'; did you mean 'address'"),
+        ({"metric": {"enabled": True}}, "'metric'; did you mean 'metrics'"),
+        ({"unitz": {}}, "'unitz'; did you mean 'units'"),
         ({"controller": {"polling_mod": True}}, "did you mean 'controller.polling_mode'"),
         ({"controller": {"polling_mode": "yes"}}, "controller.polling_mode='yes'"),
         ({"controller": {"sampler": {}}}, "needs a `name`"),

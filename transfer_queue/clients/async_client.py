@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import secrets
 import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from typing import Any, Literal, TypeVar
 
 from transfer_queue.clients.access import UnitAccess
@@ -78,6 +81,9 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+Queue = Mapping[str, str] | str | PathLike[str] | None
+"""What a queue is named by: see QueueClient.connect."""
+
 SEGMENT_WAIT = 60.0
 """Seconds that a put waits for storage to write to, unless it says otherwise. Consumers that do not ack are the usual
 reason."""
@@ -110,10 +116,15 @@ class QueueClient(RowVerbs):
 
     @classmethod
     async def connect(
-        cls, address: dict[str, str], *, name: str, timeout: float = 30.0, force_remote: bool | None = None
+        cls, address: Queue = None, *, name: str | None = None, timeout: float = 30.0, force_remote: bool | None = None
     ) -> QueueClient:
-        """A client of the queue at `address`. Raises Disconnected (QueueClosed if it was closed by who had started
-        it, as all verbs then do at once), DeadlineExceeded, Invalid (wrong key or run)."""
+        """A client of a queue, named by its address, by its directory, or (None) by TQ_ADDRESS or TQ_DIRECTORY of the
+        environment. `name` is told in errors and is the holder of leases. Raises Disconnected (QueueClosed if it was
+        closed by who had started it, as all verbs then do at once), DeadlineExceeded, Invalid (wrong key or run, or
+        what names no queue)."""
+        from transfer_queue.service.finding import address_of
+
+        address, name = address_of(address), name or f"client-{os.getpid()}-{secrets.token_hex(3)}"
         access = UnitAccess(name, read_key(address["key_file"]), force_remote=force_remote)
         transport = await SocketTransport.connect(
             address, name=name, timeout=timeout, on_welcome=lambda welcome, _: access.learn(welcome.units),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from transfer_queue.clients.async_client import QueueClient
+from transfer_queue.clients.async_client import Queue, QueueClient
 from transfer_queue.clients.dropped import close_when_dropped
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.net.client_loop import ClientLoop
@@ -30,10 +31,10 @@ class SyncQueueClient:
     """QueueClient's verbs, blocking. Any thread may call it, also several at once."""
 
     def __init__(
-        self, address: dict[str, str], name: str, *, timeout: float = 30.0, force_remote: bool | None = None
+        self, address: Queue = None, name: str | None = None, *, timeout: float = 30.0, force_remote: bool | None = None
     ) -> None:
-        self.name = name
-        self._loop = ClientLoop(f"queue-client-{name}")
+        """`address` and `name` as QueueClient.connect takes them, and what it raises."""
+        self._loop = ClientLoop(f"queue-client-{name or os.getpid()}")
         try:
             self.client = self._loop.run(
                 QueueClient.connect(address, name=name, timeout=timeout, force_remote=force_remote)
@@ -41,7 +42,8 @@ class SyncQueueClient:
         except BaseException:
             self._loop.close()
             raise
-        self._dropped = close_when_dropped(self, name, partial(_close_beside, self._loop, self.client))
+        self.name = self.client.name
+        self._dropped = close_when_dropped(self, self.name, partial(_close_beside, self._loop, self.client))
 
     @property
     def loop(self) -> ClientLoop:

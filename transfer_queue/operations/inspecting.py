@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import msgspec
 
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import Disconnected, Invalid, NotFound
+from transfer_queue.net.addresses import ADDRESS_VARIABLE, DIRECTORY_VARIABLE
 from transfer_queue.net.ending import is_held
 from transfer_queue.net.messages import Group, QueueStats
 from transfer_queue.operations.terminal import age, count, plain, size, table
+from transfer_queue.service.finding import address_of
 from transfer_queue.service.queue_service import read_address
 from transfer_queue.storage.columns import Column
 
@@ -103,15 +106,15 @@ def how_to_connect(directory: Path, address: dict[str, str]) -> str:
     """What `serve` prints."""
     lines = [
         f"queue {address['run']} in {directory}",
-        f"  shell    export TQ_DIRECTORY={directory}",
+        f"  shell    export TQ_DIRECTORY={shlex.quote(f'{directory}')}",
+        f"  or       export TQ_ADDRESS={shlex.quote(json.dumps(address))}",
         "  python   import transfer_queue as tq; tq.init(); tq.kv_list()",
         f"  look     python -m transfer_queue stat -q {directory}",
     ]
     if "network" in address:
         lines += [
             f"  network  {address['network']} (CURVE)",
-            f"  there    copy {address['key_file']} to the same path, mode 0600, and export TQ_ADDRESS='"
-            f"{json.dumps(address)}'",
+            f"  there    copy {address['key_file']} to the same path, mode 0600, and export TQ_ADDRESS as above",
         ]
     return "\n".join(lines) + "\n"
 
@@ -142,15 +145,12 @@ def _address(directory: Path | None) -> dict[str, str]:
     """Raises Invalid or Disconnected, saying what to give."""
     if directory is not None:
         return _running(directory)
-    text, named = os.environ.get("TQ_ADDRESS"), os.environ.get("TQ_DIRECTORY")
-    if text:
-        try:
-            return {str(name): str(value) for name, value in json.loads(text).items()}
-        except (ValueError, AttributeError):
-            raise Invalid(f"TQ_ADDRESS holds {plain(text, 60)!r}, not an address in JSON") from None
-    if named:
+    named = os.environ.get(DIRECTORY_VARIABLE)
+    if named and not os.environ.get(ADDRESS_VARIABLE):
         return _running(Path(named))
-    raise Invalid("which queue? give its directory (-q), or set TQ_DIRECTORY (or TQ_ADDRESS)")
+    if not named and not os.environ.get(ADDRESS_VARIABLE):
+        raise Invalid("which queue? give its directory (-q), or set TQ_DIRECTORY (or TQ_ADDRESS)")
+    return address_of(None)
 
 
 def _running(directory: Path) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """What this process has of the queue: its client, and the service if it started it.
 
 A queue is found, in this order: by TQ_ADDRESS or TQ_DIRECTORY in the environment (children inherit TQ_ADDRESS from the
-process that started it), by `address` or a `directory` with a living service in `init`'s conf, by the Ray actor named
-TransferQueueController if Ray is initialised here. Only if there is none is one started (on every node of a Ray cluster
-that has several), and only who started it ends it.
+process that started it), by `address` or a `directory` with a living service in `init`'s conf, and if Ray is started
+here by the actor named TransferQueueController or as the one RayQueue of the cluster (with `directory`: the one in it).
+Only if there is none is one started (on every node of a Ray cluster that has several), and only who started it ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from transfer_queue.clients.batch_client import TransferQueueClient
 from transfer_queue.clients.sync_client import SyncQueueClient
-from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueClosed
+from transfer_queue.errors import DeadlineExceeded, Disconnected, QueueClosed
+from transfer_queue.net.addresses import ADDRESS_VARIABLE, DIRECTORY_VARIABLE, parse_address
 from transfer_queue.net.ending import ANONYMOUS, why_ended
 from transfer_queue.service.queue_service import QueueService, read_address
 from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
@@ -31,15 +32,11 @@ from transfer_queue.storage.private import open_regular, private_directory
 from transfer_queue.storage.unit_files import lock_within, try_lock
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from transfer_queue.operations.metrics_server import MetricsServer
 
 log = logging.getLogger(__name__)
-
-ADDRESS_VARIABLE = "TQ_ADDRESS"
-"""Environment variable with the address (JSON) of the queue that this process and its children use."""
-
-DIRECTORY_VARIABLE = "TQ_DIRECTORY"
-"""Environment variable with the directory of a queue service that was started by somebody else."""
 
 INIT_WAIT = 30.0
 """Seconds that `init` waits for a process that is starting a queue in the same directory: a service starts in one, or
@@ -68,30 +65,31 @@ class _Process:
 _process = _Process()
 
 
-def init(conf: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
-    """Attach to the queue there is and return `conf` as it was given; else start one as `conf` says.
+def init(conf: Mapping[str, Any] | None = None) -> DictConfig:
+    """Attach to the queue there is; else start one as `conf` says.
 
     `conf` (dict or DictConfig) may hold `directory`, `storage_dir`, `units`, `unit_budget_bytes`, `spill_dir`,
     `spill_budget_bytes`, `segment_bytes`, `fsync`, `address`, and TransferQueue's own tree (`controller.sampler`,
-    `controller.polling_mode`, `metrics.enabled`, ...). Returns a DictConfig that also holds `address` if the queue was
-    started. A second call changes nothing, and warns once of settings that differ. Raises Invalid for a bad value,
-    Disconnected if the queue that is named does not answer.
+    `controller.polling_mode`, `metrics.enabled`, ...). Returns `conf` as a DictConfig with the `address` of the queue.
+    A second call changes nothing, and warns once of settings that differ. Raises Invalid for a bad value, Disconnected
+    if the queue that is named does not answer.
     """
     with _process.lock:
         if _process.client is not None:
             _warn_of_other(read_settings(conf, quiet=True))
-            return conf
+            return _answer(conf)
         settings = _process.settings = read_settings(conf)
         address = _find(settings)
         if address is not None:
             _attach(address)
-            return conf
+            return _answer(conf)
         with _only_one(settings.directory):
             address = _served(settings.directory)
             if address is not None:
                 _attach(address)
-                return conf
-            return _start(settings, conf)
+            else:
+                _start(settings)
+            return _answer(conf)
 
 
 def close() -> None:
@@ -170,22 +168,14 @@ def _warn_of_other(settings: QueueSettings) -> None:
 def _find(settings: QueueSettings, but: dict[str, str] | None = None) -> dict[str, str] | None:
     """The address of a queue that is there already, and is not `but`."""
     text, directory = os.environ.get(ADDRESS_VARIABLE), os.environ.get(DIRECTORY_VARIABLE)
-    if text and (address := _read_address(text)) != but:
+    if text and (address := parse_address(text)) != but:
         return address
     if settings.address is not None:
         return settings.address
     if directory and (address := read_address(directory)) != but:
         return address
-    address = RayAddress.find()
+    address = RayAddress.find(settings.directory)
     return address if address != but else None
-
-
-def _read_address(text: str) -> dict[str, str]:
-    try:
-        address = json.loads(text)
-        return {str(name): str(value) for name, value in address.items()}
-    except (ValueError, AttributeError):
-        raise Invalid(f"{ADDRESS_VARIABLE} holds {text[:60]!r}, not an address in JSON; unset it") from None
 
 
 def _served(directory: str | None) -> dict[str, str] | None:
@@ -226,10 +216,8 @@ def _attach(address: dict[str, str]) -> None:
     _process.address = address
 
 
-def _start(settings: QueueSettings, conf: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _start(settings: QueueSettings) -> None:
     """Start a queue that ends with this process; if another process of the same Ray cluster was quicker, use that."""
-    from omegaconf import OmegaConf
-
     book = RayAddress.offer()
     if settings.directory is None:
         _process.temporary = tempfile.mkdtemp(prefix="tq-kv-")
@@ -242,7 +230,7 @@ def _start(settings: QueueSettings, conf: Mapping[str, Any] | None) -> Mapping[s
         if winner != address:
             close()
             _attach(winner)
-            return conf
+            return
         _process.ray = book
         os.environ[ADDRESS_VARIABLE] = json.dumps(address)
         _attach(address)
@@ -256,7 +244,12 @@ def _start(settings: QueueSettings, conf: Mapping[str, Any] | None) -> Mapping[s
     except BaseException:
         close()
         raise
-    return OmegaConf.merge(_merged(conf), {"address": address, "metrics": _metrics_answer()})  # pyright: ignore
+
+
+def _answer(conf: Mapping[str, Any] | None) -> DictConfig:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.merge(_merged(conf), {"address": _process.address, "metrics": _metrics_answer()})  # pyright: ignore
 
 
 def _metrics_answer() -> dict[str, str | None]:
@@ -270,13 +263,16 @@ def _merged(conf: Mapping[str, Any] | None) -> Any:
 
     from transfer_queue.sampler import sampler_spec
 
-    if conf is None or type(conf).__module__.startswith("omegaconf"):
-        return conf if conf is not None else {}
+    if conf is None:
+        return {}
+    if type(conf).__module__.startswith("omegaconf"):
+        return OmegaConf.create(OmegaConf.to_container(conf, resolve=True))  # pyright: ignore  # no struct any more
     tree = {key: dict(value) if isinstance(value, Mapping) else value for key, value in conf.items()}
     for holder in (tree, tree.get("controller")):
         if isinstance(holder, dict) and holder.get("sampler") is not None:
             holder["sampler"] = sampler_spec(holder["sampler"])
-    return OmegaConf.create({str(key): str(v) if hasattr(v, "__fspath__") else v for key, v in tree.items()})
+    plain = {str(key): str(v) if hasattr(v, "__fspath__") else v for key, v in tree.items()}
+    return OmegaConf.create(plain, flags={"allow_objects": True})
 
 
 def _forget_after_fork() -> None:
