@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streamrl.monitor.events import EventLog
+from streamrl.trainer.giving_up import GivingUp
 from streamrl.trainer.group_buffer import GroupBuffer
 from streamrl.trainer.selection import FILTERED, Selection
 from streamrl.trainer.staleness import Room
@@ -70,8 +71,7 @@ class ReplayBuffer:
         any_success: Callable[[], bool] = lambda: True,
     ) -> None:
         """`per_step`: groups that a version trains. `on_cancelled`: uids of groups that were dropped while they may
-        have been generated. `any_success`: whether any session ever succeeded, asked once, when the first groups all
-        failed."""
+        have been generated. `max_failed`, `max_filtered`, `any_success`: see GivingUp."""
         self.buffer = GroupBuffer()
         self.kept = self.filtered = 0
         """Groups leased, and filtered out, since the start."""
@@ -86,15 +86,10 @@ class ReplayBuffer:
         self._in_order = in_order
         self._stall_timeout = stall_timeout
         self._holder = holder
-        self._max_failed = max_failed
-        self._max_filtered = max_filtered
-        self._filtered_in_a_row = 0
         self._on_left = on_left
         self._on_cancelled = on_cancelled
         self._on_lost_prompts = on_lost_prompts
-        self._last_failure = ""
-        self._any_success = any_success
-        self._hopeless: bool | None = None
+        self._giving_up = GivingUp(max_failed, max_filtered, any_success)
         self._fit: dict[str, Group] = {}  # ready groups that are fit at `_version`
         self._known: dict[str, tuple[int, int]] = {}  # closed sessions of a group, and the version of its oldest token
         self._changed = asyncio.Condition()
@@ -172,7 +167,7 @@ class ReplayBuffer:
                 while True:
                     chosen = self._choose(count, room)
                     if not isinstance(chosen, str):
-                        self._filtered_in_a_row = 0
+                        self._giving_up.leased()
                         return chosen
                     if chosen != lacking:
                         span.close()
@@ -217,7 +212,9 @@ class ReplayBuffer:
         for reason, uids in by_reason.items():
             await self._drop(uids, reason)
         await self._cancel_hopeless()
-        self._count_filtered(len(by_reason.get(FILTERED, ())))
+        filtered = len(by_reason.get(FILTERED, ()))
+        self.filtered += filtered
+        self._giving_up.filtered(filtered)
 
     async def _drop(self, uids: list[str], reason: str) -> None:
         if uids:
@@ -258,17 +255,6 @@ class ReplayBuffer:
                 self._known[group.uid] = (len(group.sessions), oldest[group.uid])
                 self.buffer.has_token_of(group.uid, oldest[group.uid])
 
-    def _count_filtered(self, count: int) -> None:
-        self.filtered += count
-        self._filtered_in_a_row += count
-        if 0 < self._max_filtered <= self._filtered_in_a_row:
-            raise RuntimeError(
-                f"{self._filtered_in_a_row} prompt groups since the last step were filtered out, as all samples of "
-                "each scored the same: the data is too easy or too hard for this policy, or the reward does not "
-                "discriminate (trainer.log_val_generations=4 shows answers). Raise "
-                "algorithm.filter_groups.max_num_gen_batches (0: no limit) or change the data"
-            )
-
     # --- news ---------------------------------------------------------------------------------------------------
 
     async def _change(self, what: str) -> None:
@@ -288,12 +274,8 @@ class ReplayBuffer:
             raise failure
 
     def _failure(self) -> BaseException | None:
-        if self._hopeless or self.buffer.failed_in_a_row >= self._max_failed:
-            none = ", and no session ever succeeded" if self._hopeless else ""
-            return RuntimeError(
-                f"{self.buffer.failed_in_a_row} prompt groups in a row failed{none}, the last with: "
-                f"{self._last_failure}. The agent loop, its tools or the reward function is broken for every prompt"
-            )
+        if failure := self._giving_up.failure(self.buffer):
+            return failure
         if self._task is None or not self._task.done():
             return None
         if self._task.cancelled():
@@ -308,10 +290,7 @@ class ReplayBuffer:
         async with self._changed:
             left = self.buffer.apply(changes)
             if left:
-                failures = [group.reason for group in left if group.reason.startswith("failed")]
-                self._last_failure = failures[-1].removeprefix("failed: ") if failures else self._last_failure
-                if self._hopeless is None and self.buffer.all_failed_alike:
-                    self._hopeless = not self._any_success()
+                self._giving_up.left(left, self.buffer)
                 self._on_left(left)
             if self.buffer.lost_prompts:
                 self._on_lost_prompts(list(self.buffer.lost_prompts.values()))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
 import pytest
+from rich.console import Console
 
 from streamrl.config import to_yaml
 from streamrl.monitor.events import Event, read_events
@@ -15,6 +18,7 @@ from streamrl.monitor.metrics_log import read_metrics
 from streamrl.monitor.summary import Summary
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run
 from streamrl.runtime.session import Session
@@ -234,6 +238,19 @@ def test_sync_over_issues_by_the_filter_rate_and_trains_by_prompt_order(make_con
     assert surplus < 48, "about half a batch a step is too many"
     skipped = set(range(max(orders))) - set(orders)
     assert len([order for order in skipped if order % 2 == 0]) <= surplus
+
+
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+def test_groups_that_are_all_filtered_out_end_the_run_which_says_so(make_config, tmp_path: Path, mode: str) -> None:
+    alike = dapo(tmp_path)
+    (tmp_path / "half.py").write_text("def compute_score(**_):\n    return 1.0\n")
+    config = make_config(
+        *LONG_TAIL, *alike, f"{V1}.trainer_mode={mode}", "algorithm.filter_groups.max_num_gen_batches=2"
+    )
+    directory = open_run(Path(config.trainer.runs_dir), "t", to_yaml(config), resume_mode="disable", resume_from=None)
+    told = io.StringIO()
+    assert launch(config, directory, Console(file=told, force_terminal=False, width=400)) == 1
+    assert re.search(r"(16|17|18|19|2\d) prompt groups since the last step were filtered out", told.getvalue())
 
 
 def test_async_over_issues_within_the_staleness_credit(make_config, tmp_path: Path) -> None:
