@@ -298,6 +298,8 @@ async def test_an_argument_of_a_wrong_type_is_refused_at_once_by_name(client):
             await client.ack("train", 12345, ["a"], step=1)
         with pytest.raises(Invalid, match=r"^drop: uids\[0\]: Expected `str`, got `int`"):
             await client.drop("train", [1], "stale")
+        with pytest.raises(Invalid, match="durability: .*'disk'; expected one of '', 'memory', 'spill', 'journal'"):
+            await client.open_partition("train", tasks=[], durability="disk")  # pyright: ignore[reportArgumentType]
         assert await client.list() == {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -26,14 +26,29 @@ def verb_of(message: str) -> str:
 
 def refused_by_decoder(error: msgspec.ValidationError, verb: str) -> Invalid:
     """For a request of `verb` whose body does not fit: "put: keys[0]: Expected `str`, got None"."""
-    verb = verb_of(verb)
+    message, verb = verb, verb_of(verb)
     what, _, place = str(error).partition(" - at `$[1]")
     argument = place.rstrip("`").lstrip(".")
     for name, meant in _PYTHON.items():
         what = what.replace(name, meant)
+    if what.startswith("Invalid enum value") and (allowed := _allowed(message, argument)):
+        what += f"; expected one of {', '.join(map(repr, allowed))}"
     if argument == "token":
         what += "; give the token of the lease, as `lease` returned it"
     return Invalid(f"{verb}: {argument}: {what}" if argument else f"{verb}: {what}")
+
+
+def _allowed(message: str, argument: str) -> tuple[Any, ...]:
+    """What a Literal at `tasks[0].stage` of a message may be."""
+    from transfer_queue.net import messages
+
+    kind = getattr(messages, message, None)
+    for name in re.sub(r"\[[^]]*\]", "", argument).split("."):
+        hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
+        kind = hints.get(name)
+        if get_origin(kind) is list:
+            (kind,) = get_args(kind)
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def refused_by_encoder(error: Exception, body: Any) -> Exception:

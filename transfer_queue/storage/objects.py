@@ -104,7 +104,13 @@ def _encode(value: Any, field: str, row: int, left: list[int]) -> bytes:
         raise TypeError(f"field {field!r} row {row}: {error.args[0]}") from None
     except RecursionError:
         raise TypeError(f"field {field!r} row {row}: nested too deeply, or contains itself") from None
-    except (OverflowError, UnicodeEncodeError, ValueError) as error:
+    except UnicodeEncodeError as error:
+        text = error.object[max(0, error.start - 30) : error.start + 30]
+        raise TypeError(
+            f"field {field!r} row {row}: {text!r} is no valid text: it has surrogates (bytes, once, not UTF-8); put "
+            "bytes, or `.encode(errors='replace').decode()`"
+        ) from None
+    except (OverflowError, ValueError) as error:
         raise TypeError(f"field {field!r} row {row}: {error}") from None
 
 
