@@ -106,6 +106,22 @@ class Kept:
         self.released.set()
 
 
+def test_the_thread_ends_when_the_last_keeper_keeps_nothing():
+    kept, other = Kept(), Kept()
+    watch = idle._Watch()
+    for keeper in (kept, other):
+        watch.note_use(keeper)
+    (thread,) = [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == watch._run]
+    watch.forget(kept)
+    watch.forget(kept)
+    thread.join(0.1)
+    assert thread.is_alive()
+    watch.forget(other)
+    thread.join(5)
+    assert not thread.is_alive()
+    assert not kept.released.is_set()
+
+
 def test_what_is_kept_is_released_after_a_while_without_use_and_the_thread_ends(monkeypatch):
     monkeypatch.setattr(idle, "IDLE", 0.2)
     monkeypatch.setattr(idle, "SWEEP_AFTER", 0.02)

@@ -19,7 +19,7 @@ from transfer_queue.net.bulk import BulkClient
 from transfer_queue.net.messages import Block, Segment, UnitInfo
 from transfer_queue.service.lifetime import boot_id
 from transfer_queue.storage.arena import Extent, ReadArena, Target, verify, within
-from transfer_queue.storage.idle import note_use
+from transfer_queue.storage.idle import forget, note_use
 from transfer_queue.storage.memory import ResultPool
 from transfer_queue.storage.private import text_if_there
 from transfer_queue.storage.segments import (
@@ -149,7 +149,9 @@ class UnitAccess:
                 files.clear()
 
     def close(self) -> None:
-        self.release()
+        for keeper in (self, self.results):
+            keeper.release()
+            forget(keeper)
         for bulk in self._bulk.values():
             bulk.close()
 

@@ -52,6 +52,11 @@ class _Watch:
                 self._running = True
                 threading.Thread(target=self._run, name="queue-idle", daemon=True).start()
 
+    def forget(self, keeper: Keeper) -> None:
+        with self._changed:
+            if self._used.pop(keeper, None) is not None:
+                self._changed.notify()
+
     def look(self) -> None:
         """Sweep and release what is due."""
         now = time.monotonic()
@@ -99,6 +104,11 @@ _watch = _Watch()
 def note_use(keeper: Keeper) -> None:
     """Watch `keeper` (weakly) until it was not used for IDLE seconds. Microseconds."""
     _watch.note_use(keeper)
+
+
+def forget(keeper: Keeper) -> None:
+    """`keeper` keeps nothing any more. The thread ends if it was the last one."""
+    _watch.forget(keeper)
 
 
 def _after_fork() -> None:
