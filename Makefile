@@ -16,7 +16,7 @@ help:
 	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
 	@echo "make test    the test suite (PYTEST_ARGS='tests/config -k ...' narrows it)"
 	@echo "make slow    the tests that take longer: whole jobs under Ray, kills"
-	@echo "make chaos   hundreds of seeded crash runs of the queue, simulated and real; half an hour"
+	@echo "make chaos   hundreds of seeded crashes of the queue and of whole runs, simulated and real; an hour"
 	@echo "make lint    ruff, types, import direction"
 	@echo "make verl-env  an environment with verl, whose own classes tests/queue/test_verl.py runs"
 	@echo "make venv    only the environment, in .venv"
