@@ -90,12 +90,12 @@ async def _start_queue(config: StreamRLConfig, run: RunDirectory, stack: AsyncEx
         segment_bytes=options.segment_bytes,
     )
     try:
-        address = await queue.start()
+        address = await queue.astart()
     except QueueError as error:  # Ray's error for it is one, too
         raise queue_failed(error) from error
 
     async def stop(kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        await queue.stop(clean=run.finished)
+        await queue.astop(clean=run.finished)
 
     stack.push_async_exit(stop)  # type: ignore[arg-type]
     return address

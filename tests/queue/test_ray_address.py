@@ -68,18 +68,23 @@ def run_of_init(conf):
 
 async def main(first, second):
     one, other = (tq.RayQueue(d, network=False, unit_budget_bytes=64 << 20) for d in (first, second))
-    address = await one.start()
+    address = await one.astart()
     print(await run_of_init.remote(None) == address["run"])
-    await other.start()
+    await other.astart()
     told = await run_of_init.remote(None)
     print(one.run in told and other.run in told and "2 queues" in told, told)
     print(await run_of_init.remote({"directory": second}) == other.run)
     print(await run_of_init.remote({"address": address}) == one.run)
-    await one.stop(clean=True)
+    await one.astop(clean=True)
     print(await run_of_init.remote(None) == other.run)
-    await other.stop(clean=True)
+    await other.astop(clean=True)
+    async with tq.RayQueue(first, network=False, unit_budget_bytes=64 << 20) as third:
+        print(await run_of_init.remote(None) == third.run)
 
 asyncio.run(main(*sys.argv[1:]))
+second = sys.argv[2]
+with tq.RayQueue(second, network=False, unit_budget_bytes=64 << 20) as fourth:
+    print(ray.get(run_of_init.remote({"directory": second})) == fourth.run)
 """
 
 
@@ -88,4 +93,4 @@ def test_a_task_finds_the_one_ray_queue_of_its_cluster_and_has_to_say_which_if_t
     command = [sys.executable, "-c", QUEUES, str(tmp_path / "one"), str(tmp_path / "two")]
     env |= {"RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=110)
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["True"] * 5, done.stdout + done.stderr[-3000:]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["True"] * 7, done.stdout + done.stderr[-3000:]

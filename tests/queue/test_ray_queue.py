@@ -49,9 +49,9 @@ async def queue(cluster, tmp_path, monkeypatch):
         tmp_path / "queue", storage_dir=tmp_path, unit_budget_bytes=96 << 20, unit_lost_after=LOST_AFTER,
         spill_budget_bytes=SPILL,
     )  # fmt: skip
-    await queue.start()
+    await queue.astart()
     yield queue
-    await queue.stop(clean=True)
+    await queue.astop(clean=True)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ async def test_two_runs_share_a_cluster_and_nothing_else(queue, client, cluster,
     from transfer_queue.service.ray_queue import RayQueue
 
     other = RayQueue(tmp_path / "other", storage_dir=tmp_path, unit_budget_bytes=32 << 20)
-    address = await other.start()
+    address = await other.astart()
     assert address["run"] != queue.address["run"]
     assert address["network"] != queue.address["network"]
     theirs = await QueueClient.connect(address, name="other")
@@ -154,7 +154,7 @@ async def test_two_runs_share_a_cluster_and_nothing_else(queue, client, cluster,
     assert await theirs.list() == {}
     await theirs.put("p", ["a"], {"x": np.arange(4)[None]})
     await theirs.close()
-    await other.stop(clean=True)
+    await other.astop(clean=True)
     assert (await client.get("p", ["a"]))["x"].values.tolist() == [[0, 1, 2]]
 
 

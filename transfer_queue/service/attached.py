@@ -26,7 +26,8 @@ from transfer_queue.errors import DeadlineExceeded, Disconnected, QueueClosed
 from transfer_queue.net.addresses import ADDRESS_VARIABLE, DIRECTORY_VARIABLE, parse_address
 from transfer_queue.net.ending import ANONYMOUS, why_ended
 from transfer_queue.service.queue_service import QueueService, read_address
-from transfer_queue.service.ray_address import RayAddress, RayService, spans_nodes
+from transfer_queue.service.ray_address import RayAddress, spans_nodes
+from transfer_queue.service.ray_queue import RayQueue
 from transfer_queue.settings import QueueSettings, differing, read_settings
 from transfer_queue.storage.private import open_regular, private_directory
 from transfer_queue.storage.unit_files import lock_within, try_lock
@@ -53,7 +54,7 @@ class _Process:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.client: TransferQueueClient | None = None
-        self.service: QueueService | RayService | None = None
+        self.service: QueueService | RayQueue | None = None
         self.temporary: str | None = None
         self.ray: RayAddress | None = None
         self.metrics: MetricsServer | None = None
@@ -223,8 +224,11 @@ def _start(settings: QueueSettings) -> None:
         _process.temporary = tempfile.mkdtemp(prefix="tq-kv-")
         Path(_process.temporary, ANONYMOUS).touch()
     try:
-        make = RayService if spans_nodes() else QueueService
-        _process.service = make(settings.directory or f"{_process.temporary}", **settings.service_options())
+        home, options = settings.directory or f"{_process.temporary}", settings.service_options()
+        if spans_nodes():
+            _process.service = RayQueue(home, units_per_node=options.pop("units"), network=True, **options)
+        else:
+            _process.service = QueueService(home, **options)
         address = _process.service.start()
         winner = book.publish(address) if book is not None else address
         if winner != address:
@@ -238,7 +242,6 @@ def _start(settings: QueueSettings) -> None:
             from transfer_queue.operations.metrics import serve_metrics
 
             assert _process.client is not None
-            home = settings.directory or f"{_process.temporary}"
             restarts = _process.service.restarts if isinstance(_process.service, QueueService) else None
             _process.metrics = serve_metrics(_process.client.queue, settings.metrics_port, home, restarts)
     except BaseException:

@@ -168,6 +168,13 @@ class QueueService:
         """How often each process was started again."""
         return {child.name: child.restarts for child in self._supervisor.children}
 
+    async def __aenter__(self) -> QueueService:
+        await self.astart()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.astop(clean=True)
+
     def __enter__(self) -> QueueService:
         self.start()
         return self

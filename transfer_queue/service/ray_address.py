@@ -1,7 +1,7 @@
 """How processes of one Ray cluster find the queue: an actor without a CPU that only knows its address.
 
 It is named as TransferQueue's controller is, so that all processes of a cluster share a queue as they do there, and it
-dies with the process that started the queue.
+dies with the process that started the queue. A RayQueue is found without it, by the name of its own actor.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_queue.errors import Disconnected, Invalid
-from transfer_queue.net.loop import LoopThread
-from transfer_queue.service.ray_queue import HEAD, NAMESPACE, RayQueue
+from transfer_queue.service.ray_queue import HEAD, NAMESPACE
 
 NAME = "TransferQueueController"
 
@@ -120,32 +119,6 @@ def spans_nodes() -> bool:
     """Whether this process has Ray, on a cluster of more than one node."""
     ray = _ray()
     return ray is not None and sum(node["Alive"] for node in ray.nodes()) > 1
-
-
-class RayService:
-    """A RayQueue with QueueService's `start` and `stop`, for callers without an event loop."""
-
-    def __init__(self, directory: str, *, units: int, **settings: Any) -> None:
-        self._queue = RayQueue(directory, units_per_node=units, network=True, **settings)
-        self._thread: LoopThread | None = None
-
-    def start(self) -> dict[str, str]:
-        """The address. Raises QueueError."""
-        self._thread = LoopThread("queue-cluster")
-        try:
-            return self._thread.run(self._queue.start())
-        except BaseException:
-            self.stop(clean=True)
-            raise
-
-    def stop(self, *, clean: bool = False) -> None:
-        """End all processes of all nodes; with `clean` the stored bytes go too."""
-        if self._thread is not None:
-            try:
-                self._thread.run(self._queue.stop(clean=clean))
-            finally:
-                self._thread.close()
-                self._thread = None
 
 
 def _ray() -> Any:

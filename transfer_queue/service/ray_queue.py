@@ -1,8 +1,8 @@
 """The queue on a Ray cluster: the controller on this node, storage units on every node.
 
     queue = RayQueue("runs/1/queue")
-    address = await queue.start()       # for QueueClient.connect, on any node
-    await queue.stop()
+    address = await queue.astart()      # for QueueClient.connect, on any node
+    await queue.astop()
 
     QueueHead   actor on this node      controller and the units of this node (a QueueService)
     UnitNode    actor on each other     the units there (a UnitService)
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_queue.errors import DeadlineExceeded, Invalid, QueueError
+from transfer_queue.net.loop import LoopThread
 from transfer_queue.net.transport import read_key
 from transfer_queue.service.node import UnitService, read_node
 from transfer_queue.service.queue_service import QueueService, read_run
@@ -105,8 +106,9 @@ class UnitNode:
 
 
 class RayQueue:
-    """See the module. Belongs to the event loop that starts it, in a process where Ray is initialised: a driver or an
-    actor, with which the queue's actors end (its directory stays, and another RayQueue goes on from there)."""
+    """See the module. Belongs to the event loop that starts it (`start` has one of its own), in a process where Ray is
+    initialised: a driver or an actor, with which the queue's actors end (its directory stays, and another RayQueue goes
+    on from there)."""
 
     def __init__(
         self, directory: str | Path, *, units_per_node: int = 1, network: bool | None = None,
@@ -131,9 +133,28 @@ class RayQueue:
         self._nodes: dict[str, Any] = {}  # Ray's node id -> UnitNode
         self._places: dict[str, str] = {}  # Ray's node id -> name of its directory
         self._watching: asyncio.Task[None] | None = None
+        self._thread: LoopThread | None = None
         self._token = secrets.token_hex(3)  # actors of a driver that has just died may not be gone yet
 
-    async def start(self) -> dict[str, str]:
+    def start(self) -> dict[str, str]:
+        """`astart` for callers without an event loop; end it by `stop`."""
+        self._thread = LoopThread("queue-cluster")
+        try:
+            return self._thread.run(self.astart())
+        except BaseException:
+            self.stop(clean=True)
+            raise
+
+    def stop(self, *, clean: bool = False) -> None:
+        """`astop` of what `start` started."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                thread.run(self.astop(clean=clean))
+            finally:
+                thread.close()
+
+    async def astart(self) -> dict[str, str]:
         """The address, once the controller and the units of all nodes serve. Raises QueueError."""
         import ray
 
@@ -146,7 +167,7 @@ class RayQueue:
         self._watching = asyncio.create_task(self._watch())
         return self.address
 
-    async def stop(self, *, clean: bool = False) -> None:
+    async def astop(self, *, clean: bool = False) -> None:
         """End all processes; with `clean` the stored bytes go too."""
         if self._watching is not None:
             self._watching.cancel()
@@ -157,6 +178,20 @@ class RayQueue:
         _kill([*self._nodes.values(), self._head])
         self._nodes.clear()
         self._head = None
+
+    async def __aenter__(self) -> RayQueue:
+        await self.astart()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.astop(clean=True)
+
+    def __enter__(self) -> RayQueue:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(clean=True)
 
     async def pids(self) -> dict[str, int]:
         """Process ids by name, of all nodes."""
