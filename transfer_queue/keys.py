@@ -7,6 +7,7 @@ samples of the prompt, index is which output of that session.
 from __future__ import annotations
 
 import re
+import secrets
 from typing import NamedTuple
 
 from transfer_queue.errors import Invalid
@@ -14,6 +15,37 @@ from transfer_queue.errors import Invalid
 UNNAMED = "\0"
 """What keys and partitions begin with that nobody named: rows put without keys, loads under way. No listing shows them,
 and no name that a caller gives may begin so."""
+
+LOADING = f"{UNNAMED}load."
+"""What partitions begin with while a load of a checkpoint fills them."""
+
+
+_OWN = {
+    "key": re.compile(r"\0[0-9a-f]{16}\.[0-9]{1,18}"),
+    "partition": re.compile(r"\0load\.[0-9a-f]{12}\.[0-9]{1,18}"),
+}
+
+
+def unnamed_keys(count: int) -> list[str]:
+    """Keys of so many rows that nobody names."""
+    stem = f"{UNNAMED}{secrets.token_hex(8)}"
+    return [f"{stem}.{i}" for i in range(count)]
+
+
+STAGED = f"{UNNAMED}load."
+"""What the names of partitions begin with while a load fills them."""
+
+
+def staged_partitions() -> str:
+    """What the names of one load's partitions begin with; a number follows."""
+    return f"{STAGED}{secrets.token_hex(6)}."
+
+
+def check_given(what: str, name: str) -> None:
+    """Raises Invalid for a name (of a key, partition, uid, task, field or holder) that begins with a NUL and was not
+    made here."""
+    if name[:1] == UNNAMED and not (what in _OWN and _OWN[what].fullmatch(name)):
+        raise Invalid(f"{what} {name[:40]!r} begins with a NUL; such names are the queue's own")
 
 
 class RowKey(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Iterator
 from os import PathLike
@@ -12,54 +13,50 @@ import numpy as np
 
 from transfer_queue.checkpoint.format import Manifest, Page, PartitionEntry, pages_of, read_manifest
 from transfer_queue.clients.async_client import QueueClient
-from transfer_queue.errors import Corrupt
-from transfer_queue.keys import UNNAMED
+from transfer_queue.errors import Conflict, Corrupt, NotFound, QueueError
+from transfer_queue.keys import LOADING
 from transfer_queue.storage.columns import Column, read_block
-
-STAGED = f"{UNNAMED}load."
-"""What the names of partitions begin with while a load fills them."""
 
 
 async def load(client: QueueClient, directory: str | PathLike[str]) -> None:
-    """Put back a checkpoint, all or nothing. Raises Invalid, Corrupt, and Conflict if a partition of the same name has
-    prompt groups."""
+    """Put back a checkpoint, all or nothing; of several loads at once the last one stays. Raises Invalid, Corrupt, and
+    Conflict if a partition of the same name has prompt groups, or rows were lost on the way."""
     directory = Path(directory)
     manifest = await asyncio.to_thread(read_manifest, directory)
     await asyncio.to_thread(_verify, directory, manifest)
-    await _sweep(client)
-    stem = f"{STAGED}{secrets.token_hex(6)}."
-    names: dict[str, str] = {}
+    stem = f"{LOADING}{secrets.token_hex(12)}."
+    entries = {f"{stem}{number}": entry for number, entry in enumerate(manifest.partitions) if entry.pages}
     consumed: dict[str, dict[str, bytes]] = {}
     try:
-        for number, entry in enumerate(manifest.partitions):
-            staged = f"{stem}{number}"
-            if entry.pages:
-                names[staged] = entry.name
-                consumed[staged] = await _fill(client, staged, directory, entry)
-        if names:
-            await client.adopt(names, consumed)
-    finally:
-        await _sweep(client)
-
-
-async def _sweep(client: QueueClient) -> None:
-    """Remove what loads that failed have left."""
-    for name in (await client.stats()).partitions:
-        if name.startswith(STAGED):
-            await client.clear_partition(name)
+        for staged, entry in entries.items():
+            consumed[staged] = await _fill(client, staged, directory, entry)
+        if entries:
+            names = {staged: entry.name for staged, entry in entries.items()}
+            await client.adopt(names, consumed, {staged: entry.rows for staged, entry in entries.items()})
+    except BaseException as error:
+        for staged in entries:  # when the client dies, the controller does this
+            with contextlib.suppress(QueueError):
+                await client.clear_partition(staged)
+        if isinstance(error, NotFound):
+            raise Conflict(f"{directory}: rows were cleared while they were loaded; load again") from error
+        raise
 
 
 async def _fill(client: QueueClient, staged: str, directory: Path, entry: PartitionEntry) -> dict[str, bytes]:
-    """Put the rows of a partition; the serials of those that each task had consumed."""
+    """Put the rows of a partition; the serials of those that each task had consumed. Raises NotFound if they are
+    cleared meanwhile."""
     consumed: dict[str, list[np.ndarray]] = {}
     pages = pages_of(directory, entry)
     while (found := await asyncio.to_thread(next, pages, None)) is not None:
         page, data = found
         await client.put(staged, page.keys, {}, tags=page.tags)
-        for rows, columns in _by_rows(page, data):
-            await client.put(staged, [page.keys[row] for row in rows.tolist()], columns)
         listed = await client.find(staged, keys=page.keys, fields=[])
         serials = np.frombuffer(listed.rows, np.int64)
+        if len(serials) != len(page.keys):
+            raise NotFound(f"{len(page.keys) - len(serials)} rows of {staged!r} are gone")
+        for rows, columns in _by_rows(page, data):
+            keys = [page.keys[row] for row in rows.tolist()]
+            await client.put(staged, keys, columns, rows=serials[rows].tobytes())
         for task, flags in page.consumed.items():
             consumed.setdefault(task, []).append(serials[np.frombuffer(flags, np.uint8) != 0])
     return {task: np.concatenate(parts).astype("<i8").tobytes() for task, parts in consumed.items()}

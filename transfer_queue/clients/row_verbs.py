@@ -78,9 +78,13 @@ class RowVerbs:
         """Remove all rows, and the partition. Raises NotFound, or Conflict if groups in it are not done."""
         await self._ask(ClearPartition(partition), Ok)
 
-    async def adopt(self, names: Mapping[str, str], consumed: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Partitions filled under other names take the place of those named. Raises NotFound, Conflict."""
-        await self._ask(AdoptPartitions(dict(names), {staged: dict(tasks) for staged, tasks in consumed.items()}), Ok)
+    async def adopt(
+        self, names: Mapping[str, str], consumed: Mapping[str, Mapping[str, bytes]], rows: Mapping[str, int]
+    ) -> None:
+        """Partitions filled under other names, each with so many rows, take the place of those named. Raises NotFound,
+        and Conflict if rows are missing or a partition has groups or tasks."""
+        taken = {staged: dict(tasks) for staged, tasks in consumed.items()}
+        await self._ask(AdoptPartitions(dict(names), taken, dict(rows)), Ok)
 
 
 def _joined(pages: Sequence[Rows]) -> Rows:

@@ -25,6 +25,7 @@ What a shell around it has to know:
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Executor
@@ -39,6 +40,7 @@ from transfer_queue.controller.account import RequestAccount
 from transfer_queue.controller.compaction import Compaction
 from transfer_queue.controller.fetching import Fetching
 from transfer_queue.controller.grants import SegmentGrants
+from transfer_queue.controller.loads import Loads
 from transfer_queue.controller.pages import GROUPS, PARTITIONS, ROWS, Pages
 from transfer_queue.controller.parking import Parked, Parking, Replies, Waiting
 from transfer_queue.controller.recalling import Recalling
@@ -46,7 +48,9 @@ from transfer_queue.controller.recovery import recover, sections
 from transfer_queue.controller.unsynced import Unsynced
 from transfer_queue.errors import DeadlineExceeded, Disconnected, Invalid, QueueError, QueueFull
 from transfer_queue.failpoints import failpoint
+from transfer_queue.keys import LOADING
 from transfer_queue.ledger import Ledger, again, kept
+from transfer_queue.net.bounds import MAX_WAIT, check_names
 from transfer_queue.net.messages import (
     VERSION,
     Admit,
@@ -100,9 +104,6 @@ from transfer_queue.storage.journal import FORMAT, JournalLike
 from transfer_queue.storage.segments import unit_of
 
 Send = Callable[[str, Response], None]
-
-MAX_WAIT = 86400.0
-"""No request waits longer than a day, whatever it asks for."""
 
 UNIT_GRACE = 10.0
 """How long a Lookup waits for a unit to register again after a restart of the controller."""
@@ -165,6 +166,7 @@ class ControllerCore:
         self._fetching = fetching if fetching is not None else Fetching()
         self._replies = Replies()
         self.absences = Absences()  # of storage units; set `after` to change when one is given up
+        self._loads = Loads()
         self._grants = SegmentGrants(
             self._push, use=ledger.segments.use, segment_bytes=segment_bytes, spare_segments=spare_segments
         )
@@ -212,6 +214,7 @@ class ControllerCore:
         failpoint("recovery.after_life")
         for unit in {unit_of(segment) for segment in ledger.segments.use}:
             core.absences.left(unit, now)
+        core._loads.found(ledger.partitions, now)
         return core
 
     # --- what a shell calls -----------------------------------------------------------------------------------
@@ -246,8 +249,8 @@ class ControllerCore:
 
     def client_gone(self, client: str, now: float, *, died: bool = True) -> None:
         """This client is dead, not just slow, or has said Bye: its segments are sealed, its waits forgotten, and the
-        clock leases whose holder is its Hello name end (unless another client of that name is there). For a unit: no
-        new grants from it until it registers again; its files still serve reads."""
+        clock leases whose holder is its Hello name end (unless another client of that name is there), and what it
+        was loading goes. For a unit: no new grants from it until it registers again; its files still serve reads."""
         name = self._clients.pop(client, None)
         if name is None:
             return
@@ -259,6 +262,7 @@ class ControllerCore:
         self._grants.client_gone(client)
         if name not in self._clients.values() and self.ledger.holds_clock_leases(name):
             self._accept(ReleaseHolder(holder=name, died=died), now)
+        self._clear_loads(self._loads.left(client), now)
         self._wake(None, now)
         self._journal.settle(self._sections)
 
@@ -269,6 +273,7 @@ class ControllerCore:
             self._accept(Expire(), now)
         for unit in self.absences.due(now):
             self._give_up(unit, now)
+        self._clear_loads(self._loads.due(now), now)
         for due in (self._grants.next_retry(), self._compaction.next_due(), self._recalling.next_due()):
             if due is not None and due <= now:
                 self._grants.changed = True
@@ -281,7 +286,7 @@ class ControllerCore:
         """When `tick` should be called next; None: not before the next request."""
         times = (
             self.ledger.next_expiry(), self._parking.next_deadline(), self._grants.next_retry(),
-            self.absences.next_due(), self._compaction.next_due(), self._recalling.next_due(),
+            self.absences.next_due(), self._compaction.next_due(), self._recalling.next_due(), self._loads.next_due(),
         )  # fmt: skip
         return min((time for time in times if time is not None), default=None)
 
@@ -319,6 +324,7 @@ class ControllerCore:
 
     def _serve(self, client: str, request: Request, now: float) -> Reply | None:
         """The answer, or None if the request was parked, or is answered in parts. Raises QueueError."""
+        check_names(request.body)
         parts = self._parts(request.body, now)
         if parts is not None and self.pages is not None:
             self.pages.begin(client, request.id, parts)
@@ -349,7 +355,10 @@ class ControllerCore:
                 reply = self._accept(body, now, client, request.id)
                 if isinstance(body, ClearPartition | ResetConsumption):
                     self._fetching.forget(body.partition)
-                elif isinstance(body, AdoptPartitions):
+                if isinstance(body, ClearPartition):
+                    self._loads.ended([body.partition])
+                if isinstance(body, AdoptPartitions):
+                    self._loads.ended(body.names)
                     for name in body.names.values():
                         self._fetching.forget(name)
                 return reply
@@ -463,6 +472,8 @@ class ControllerCore:
         try:
             self._grants.check(client, m.blocks, durable=durable)
             reply = self._accept(m, now, client, request)
+            if m.partition.startswith(LOADING):
+                self._loads.filled(m.partition, client)
         finally:
             self._grants.seal(client, m.sealed)
         assert isinstance(reply, Committed)
@@ -495,6 +506,13 @@ class ControllerCore:
         segments = [segment for segment in self.ledger.segments.use if unit_of(segment) == unit]
         if segments:
             self._accept(LoseSegments(segments=segments), now)
+
+    def _clear_loads(self, partitions: list[str], now: float) -> None:
+        """Nobody fills these any more."""
+        for name in partitions:
+            if name in self.ledger.partitions:
+                with contextlib.suppress(QueueError):  # nobody admits groups there
+                    self._accept(ClearPartition(name), now)
 
     def _moved(self, m: Compacted, client: str, now: float) -> Reply:
         """Survivors were copied: the rows lie there now, but those that were changed meanwhile."""

@@ -155,7 +155,7 @@ def clear_partition(ledger: Ledger, m: ClearPartition, now: float) -> Ok:
 
 
 def adopt(ledger: Ledger, m: AdoptPartitions, now: float) -> Ok:
-    """Raises NotFound, Invalid, or Conflict if one of the partitions has groups or tasks."""
+    """Raises NotFound, Invalid, or Conflict if one of the partitions has groups or tasks, or not all of its rows."""
     if len(set(m.names.values())) != len(m.names):
         raise Invalid(f"two partitions cannot get one name: {sorted(m.names.values())}")
     if both := sorted(set(m.names) & set(m.names.values())):
@@ -168,8 +168,14 @@ def adopt(ledger: Ledger, m: AdoptPartitions, now: float) -> Ok:
     consumed = {
         staged: {task: unpacked(serials) for task, serials in tasks.items()} for staged, tasks in m.consumed.items()
     }
-    if unknown := sorted(set(consumed) - set(m.names)):
+    if unknown := sorted((set(consumed) | set(m.rows)) - set(m.names)):
         raise NotFound(f"no partition among those loaded is {unknown[0]!r}")
+    for staged, count in m.rows.items():
+        if count != len(found := ledger.partitions[staged].rows.ids):
+            raise Conflict(
+                f"of the {count} rows put for partition {m.names[staged]!r} {len(found)} are there: their storage was "
+                "lost, or somebody cleared what was being loaded. Nothing was changed; load again"
+            )
     for staged, name in m.names.items():
         old = ledger.partitions.pop(name, None)
         if old is not None:

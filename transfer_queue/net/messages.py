@@ -197,10 +197,12 @@ class ClearPartition(Message, tag=True):
 
 class AdoptPartitions(Message, tag=True):
     """The end of a load: partitions that were filled under other names get their own, all at once; those that had them
-    go. `names`: by the name they were filled under. `consumed`: by that name and task, serials of rows."""
+    go. `names`: by the name they were filled under. `consumed`: by that name and task, serials of rows. `rows`: by that
+    name, how many were put there; Conflict if there are others now."""
 
     names: dict[str, str]
     consumed: dict[str, dict[str, bytes]] = {}
+    rows: dict[str, int] = {}
 
 
 class Consume(Message, tag=True):
