@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,18 @@ def test_where_a_unit_is_is_asked_again_once_it_was_started_anew() -> None:
     assert access.knows(segment_id(3, 7, 0))
     assert not access.knows(segment_id(3, 8, 0))
     assert not access.knows(segment_id(4, 7, 0))
+
+
+async def test_a_read_that_waits_for_a_unit_that_was_started_anew_is_to_be_looked_up_again(tmp_path) -> None:
+    access = UnitAccess("c", "0" * 64, force_remote=True)
+    access.learn([UnitInfo(3, "/nowhere", f"ipc://{tmp_path}/old", "n", incarnation=7)])
+    block = Block("x", segment_id(3, 7, 0), 0, 8, 1, "dense", "<i8", (), 0)
+    reading = asyncio.ensure_future(access.fetch([block], [1]))
+    await asyncio.sleep(0.05)
+    access.learn([UnitInfo(3, "/nowhere", f"ipc://{tmp_path}/new", "m", incarnation=8)])
+    with pytest.raises(SegmentGone, match="unit 3 was started anew"):
+        await asyncio.wait_for(reading, 1.5)
+    access.close()
 
 
 class Reused:

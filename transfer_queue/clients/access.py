@@ -65,7 +65,7 @@ class UnitAccess:
                 self._local[info.unit] = not self._force_remote and _can_read_nonce(info)
                 old = self._bulk.pop(info.unit, None)
                 if old is not None:
-                    old.close()
+                    old.close(SegmentGone(f"storage unit {info.unit} was started anew"))
 
     def knows(self, segment: int) -> bool:
         """Whether it is known where the unit that made it is: another incarnation may be in another place."""

@@ -195,6 +195,7 @@ class BulkClient:
         self._unit = b""  # the nonce of the unit's present life; "" before it has answered
         self._session_key = b""
         self._opened = asyncio.Event()
+        self._ended: QueueError | None = None  # once it is closed
         socket = zmq.Context.instance().socket(zmq.DEALER)
         for option, value in ((zmq.LINGER, 0), (zmq.RECONNECT_IVL, 20), (zmq.MAXMSGSIZE, CHUNK + SEALED)):
             socket.setsockopt(option, value)
@@ -230,11 +231,14 @@ class BulkClient:
 
         await _all([chunk(at) for at in range(0, len(view), CHUNK)])
 
-    def close(self) -> None:
+    def close(self, error: QueueError | None = None) -> None:
+        """What still waits raises `error`."""
+        self._ended = error or Disconnected(f"client {self._name!r} was closed")
         self._socket.close()
+        self._opened.set()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(Disconnected(f"client {self._name!r} was closed"))
+                future.set_exception(self._ended)
 
     async def _ask(self, make: Callable[[int], BulkRead | BulkWrite], data: bytes | memoryview, nbytes: int) -> bytes:
         """One chunk there or back, repeated until it is answered. Every try has an id, and so a MAC, of its own."""
@@ -277,9 +281,13 @@ class BulkClient:
             await asyncio.wait_for(self._opened.wait(), patience)
         except TimeoutError:
             return False
+        if self._ended is not None:
+            raise self._ended
         return True
 
     def _send(self, frames: Sequence[bytes | memoryview]) -> None:
+        if self._ended is not None:
+            raise self._ended
         try:
             self._socket.send(frames)
         except zmq.Again:
