@@ -22,7 +22,7 @@ LOADING = f"{UNNAMED}load."
 
 _OWN = {
     "key": re.compile(r"\0[0-9a-f]{16}\.[0-9]{1,18}"),
-    "partition": re.compile(r"\0load\.[0-9a-f]{12}\.[0-9]{1,18}"),
+    "partition": re.compile(r"\0load\.[0-9a-f]{1,64}(\.[0-9]{1,18})?"),
 }
 
 
@@ -30,15 +30,6 @@ def unnamed_keys(count: int) -> list[str]:
     """Keys of so many rows that nobody names."""
     stem = f"{UNNAMED}{secrets.token_hex(8)}"
     return [f"{stem}.{i}" for i in range(count)]
-
-
-STAGED = f"{UNNAMED}load."
-"""What the names of partitions begin with while a load fills them."""
-
-
-def staged_partitions() -> str:
-    """What the names of one load's partitions begin with; a number follows."""
-    return f"{STAGED}{secrets.token_hex(6)}."
 
 
 def check_given(what: str, name: str) -> None:

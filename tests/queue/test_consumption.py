@@ -283,10 +283,13 @@ def test_a_partition_is_cleared_with_what_was_consumed_of_it(world):
 def test_partitions_that_were_filled_under_other_names_take_their_places_at_once(world):
     world.put("old")
     world.fetch(1)
-    world.ask(m.Commit("\0staged", ["a", "b"], tags=[{"i": 0}, {}]))
+    world.ask(m.Commit("\0load.0123abcd.0", ["a", "b"], tags=[{"i": 0}, {}]))
     assert list(world.ask(m.ListKeys(None)).partitions) == ["p"], "nobody sees what is under way"
-    staged = world.ask(m.Find("\0staged", fields=[]))
-    assert world.ask(m.AdoptPartitions({"\0staged": "p"}, {"\0staged": {"t": staged.rows[:8]}})) == m.Ok()
+    staged = world.ask(m.Find("\0load.0123abcd.0", fields=[]))
+    assert (
+        world.ask(m.AdoptPartitions({"\0load.0123abcd.0": "p"}, {"\0load.0123abcd.0": {"t": staged.rows[:8]}}))
+        == m.Ok()
+    )
     for _ in range(2):
         assert world.ask(m.ListKeys(None)).partitions == {"p": {"a": {"i": 0}, "b": {}}}
         found = world.ask(m.Find("p", fields=[], task="t"))

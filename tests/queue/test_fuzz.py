@@ -111,7 +111,7 @@ BODIES = [
     m.Commit("p", ["u0_0_0"], [ROW], [msgspec.Raw(b"\x81\xa1a\x01")], TOKEN, CLOSES, [SEGMENT], 8),
     m.Commit("p", ["k"], [], [msgspec.Raw(b"\x80")], rows=bytes(8)), m.Commit("p", ["k", "l"], [BLOCK]),
     m.Clear("p", ["k"], (1).to_bytes(8, "little")), m.ClearPartition("q"), m.ResetConsumption("p", "t"),
-    m.AdoptPartitions({"\0l": "q"}, {"\0l": {"t": bytes(8)}}),
+    m.AdoptPartitions({"\0load.0123abcd.0": "q"}, {"\0load.0123abcd.0": {"t": bytes(8)}}),
     m.Lease("p", "generate", "w", 2, [], 0.2), m.Lease("p", "train", "w", 0, ["u0"], 0.2, 1),
     m.Renew("p", TOKEN), m.Ack("p", TOKEN, ["u0"], 1), m.Nack("p", TOKEN, ["u0"], "no", True),
     m.Drop("p", ["u0"], "old"), m.Replay("p", ["u0"]), m.ReleaseHolder("w"), m.OpenTrainer("p", 0),

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import zmq
 
+from transfer_queue.clients.tags import plain_tags
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.process import serve_controller
 from transfer_queue.errors import Invalid
 from transfer_queue.ledger import Ledger
 from transfer_queue.local import LocalQueue
 from transfer_queue.net import messages as m
-from transfer_queue.net.codec import decode_response, encode
+from transfer_queue.net.codec import decode_response, encode, encode_request
 from transfer_queue.net.messages import VERSION, Hello, Request, Welcome
 from transfer_queue.net.transport import SocketTransport, host_id, read_key
 from transfer_queue.service.queue_service import QueueService, read_address
@@ -219,3 +220,73 @@ async def test_a_tag_without_end_is_refused_by_key_and_name():
             with pytest.raises(TypeError, match=f"tag '{name}' of 'k2' is nested too deeply, or contains itself"):
                 await client.put("p", ["k1", "k2"], {"x": np.arange(2)}, tags=[{}, tag])
         assert await client.list() == {}
+
+
+def without_end(levels: int = 60) -> list:
+    shared: list = [1]
+    for _ in range(levels):
+        shared = [shared, shared]
+    return shared
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (m.Commit("p", ["k"], tags=[{"a": without_end()}]), "tag 'a' of 'k' has more than"),
+        (m.Commit("p", [without_end()]), "put: keys has more than"),
+        (m.Admit("p", [m.GroupSpec("u", 1, 1, tag={"a": without_end()})]), "tag of group 'u' has more than"),
+        (m.Fetch("p", "t", [], 1, {"a": (without_end(),)}), "fetch: sampling has more than"),
+        (m.Lookup(without_end(), []), "lookup: partition has more than"),
+        (m.Lookup("p", ["x" * (1 << 20)] * 100), "lookup: keys has more than"),
+        (m.Commit("p", ["k"] * 100, tags=[{"a": "x" * (1 << 20)}] * 100), "tags have more than"),
+    ],
+)
+def test_a_request_that_cannot_be_written_out_is_refused_before_it_is(body, words):
+    with pytest.raises(Invalid, match=words):
+        encode_request(1, body)
+
+
+def test_a_plain_value_is_walked_no_further_than_a_tag_may_be():
+    with pytest.raises(Invalid, match="tag 'a' of 'k' has more than"):
+        plain_tags(["k"], [{"a": without_end()}])
+    own: dict = {}
+    own["own"] = own
+    with pytest.raises(Invalid, match="contains itself"):
+        plain_tags(["k"], [{"a": own}])
+    assert plain_tags(["k"], [{"a": [{"b": (1, None)}]}]) == [{"a": [{"b": (1, None)}]}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        m.Commit("\0load.mine", ["k"], tags=[{}]),
+        m.Commit("p", ["\0mine"], tags=[{}]),
+        m.Commit("p", ["k"], tags=[{}], closes=[m.SessionClose("\0u", 0, ["k"])]),
+        m.OpenPartition("\0load.0123abcd.0"),
+        m.OpenPartition("p", [m.TaskSpec("\0t", "prompt")]),
+        m.Admit("p", [m.GroupSpec("\0u", 1, 1)]),
+        m.Lease("p", "t", "\0holder"),
+        m.Lookup("p", ["\0mine"]),
+        m.AdoptPartitions({"\0load.0123abcd.0": "\0mine"}),
+        m.Fetch("p", "\0t", [], 1),
+    ],
+)
+def test_names_of_the_queue_s_own_are_taken_from_nobody(body):
+    core = Core()
+    core.hello("c")
+    assert_invalid(core.ask("c", body), "begins with a NUL")
+    with pytest.raises(Invalid):
+        encode_request(1, body)
+
+
+@pytest.mark.parametrize("wait", [float("nan"), float("inf"), 1e300])
+def test_the_controller_lets_nobody_wait_for_ever(wait):
+    core = Core()
+    core.hello("c")
+    assert_invalid(core.ask("c", m.Lease("p", "t", "c", 1, wait=wait)), "give seconds")
+
+
+def test_no_fetch_asks_for_more_rows_than_there_can_be():
+    core = Core()
+    core.hello("c")
+    assert_invalid(core.ask("c", m.Fetch("p", "t", [], 1 << 40)), "expected 1 to")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,9 +11,10 @@ from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.clients.tags import plain_tags
 from transfer_queue.clients.tensordicts import columns_of, tensordict_of, tensors_of
 from transfer_queue.errors import Invalid, NotFound
-from transfer_queue.keys import UNNAMED
+from transfer_queue.keys import unnamed_keys
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.schema import schema_of
+from transfer_queue.net.bounds import check_count
 from transfer_queue.net.messages import Rows, Tag
 from transfer_queue.storage.columns import Column
 
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 async def insert(client: QueueClient, partition: str, count: int, fields: Sequence[str]) -> BatchMeta:
-    keys = _new_keys(count)
+    keys = unnamed_keys(count)
     await client.put(partition, keys, {}, tags=[{}] * count)
     return batch(partition, await client.find(partition, keys=keys, fields=fields))
 
@@ -81,7 +81,7 @@ async def put(
     if meta is None:
         if partition is None:
             raise Invalid("put needs a partition_id, or the metadata of rows to write to")
-        keys = _new_keys(rows)
+        keys = unnamed_keys(rows)
         await client.put(partition, keys, columns)
         meta = batch(partition, await client.find(partition, keys=keys, fields=[]))
         return meta.add_fields(data)
@@ -136,19 +136,12 @@ def batch(partition: str, rows: Rows, *, only_common: bool = False) -> BatchMeta
     )
 
 
-def _new_keys(count: int) -> list[str]:
-    stem = f"{UNNAMED}{secrets.token_hex(8)}"
-    return [f"{stem}.{i}" for i in range(count)]
-
-
 def packed(indexes: np.ndarray) -> bytes:
     return indexes.astype("<i8").tobytes()
 
 
 def count_of(batch_size: int | None) -> int:
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise Invalid(f"batch_size={batch_size!r}; expected at least 1")
-    return batch_size
+    return check_count("batch_size", batch_size)
 
 
 def indexes_of(rows: Rows) -> torch.Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 
 from transfer_queue.errors import Invalid, QueueError
 from transfer_queue.keys import try_split_row_key
+from transfer_queue.net.bounds import MAX_GROUP_TAG, TAG_PARTS, check_size
 from transfer_queue.net.messages import Block, GroupSpec, Tag, TaskSpec
 
 MAX_NAME = 512
@@ -19,9 +20,6 @@ MAX_NAME = 512
 
 MAX_SESSIONS = 65536
 """Sessions of a group at most: each costs the ledger memory from its admission on."""
-
-MAX_GROUP_TAG = 64 << 10
-"""Bytes of a group's tag, packed: it is told with each of its changes, and with up to 256 others at once."""
 
 MAX_REASON = 2000
 """Characters of a reason that are kept."""
@@ -60,18 +58,8 @@ def check_tag(key: str, tag: Tag) -> None:
 
 
 def check_plain(what: str, value: object) -> None:
-    kind = type(value)
-    if kind is list or kind is tuple:
-        for element in value:  # pyright: ignore[reportGeneralTypeIssues]
-            check_plain(what, element)
-    elif kind is dict:
-        for key, element in value.items():  # pyright: ignore[reportAttributeAccessIssue]
-            check_plain(what, key)
-            check_plain(what, element)
-    elif kind not in (str, int, float, bool, type(None)):
-        raise Invalid(f"{what} is a {kind.__name__}; tags are plain values (use .item() or .tolist(), or put a column)")
-    elif kind is int and abs(value) >> 63:  # pyright: ignore[reportArgumentType]
-        raise Invalid(f"{what} is {value}, beyond 64 bits")
+    """Raises Invalid, naming `what`, unless it is plain, and small enough for a tag."""
+    check_size(what, value, TAG_PARTS, plain=True)
 
 
 def check_blocks(blocks: Sequence[Block], rows: int) -> None:

@@ -13,12 +13,10 @@ import msgspec
 
 from transfer_queue.errors import Invalid
 from transfer_queue.ledger.checks import check_tag
+from transfer_queue.net.bounds import MAX_TAG
 from transfer_queue.net.messages import PackedTag, Tag
 
 EMPTY = msgspec.msgpack.encode({})
-
-MAX_TAG = 1 << 20
-"""Bytes of a row's tag, packed: tags are told with every listing, and a frame has 64 MiB. Data belongs in a column."""
 
 MAX_TAGS = 32 << 20
 """Bytes of tags in the answer to a change: that it is too large must be known before the change is made."""

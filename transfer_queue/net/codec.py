@@ -9,6 +9,7 @@ import msgspec
 
 from transfer_queue.errors import BY_CODE, Invalid, QueueError, QueueFull
 from transfer_queue.net.argument_errors import refused_by_decoder, refused_by_encoder
+from transfer_queue.net.bounds import check_request
 from transfer_queue.net.messages import Failed, Mutation, Query, Request, Response
 
 MAX_FRAME = 64 << 20
@@ -42,6 +43,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def encode_request(request: int, body: Mutation | Query) -> bytes:
     """One frame. Raises TypeError or Invalid, naming the argument that no message can hold."""
+    check_request(body)
     try:
         return _encoder.encode(Request(request, body))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
