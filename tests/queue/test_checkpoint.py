@@ -204,7 +204,7 @@ def test_a_load_goes_on_after_a_restart_and_one_that_nobody_goes_on_with_is_clea
     controller.core.close()
     again = Controller(tmp_path / "journal").join("a")
     again.ask("a", m.Commit(f"{LOADING}a", ["l"]))
-    again.core.tick(again.core.next_deadline())
+    again.core.tick(again.core.next_deadline() or 0.0)
     assert again.partitions() == [f"{LOADING}a"]
     again.core.close()
 

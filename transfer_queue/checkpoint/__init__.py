@@ -4,9 +4,9 @@
     00000.rows       one partition: pages of up to ROWS rows or BYTES, each a msgpack Page and then its aligned columns
 
 A row is saved as it was at one moment, tags included; rows that are put, consumed or cleared while a checkpoint is
-written may or may not be so in it. The directory appears when all is on disk. A load checks every
-digest before it changes anything, fills partitions that nobody sees and puts them in place in one step. Nothing is
-unpickled: the columns are those of segments.
+written may or may not be so in it. The directory appears when all is on disk; one that was there is exchanged for it in
+one step (placing.py). A load checks everything before it changes anything, fills partitions that nobody sees and puts
+them in place in one step. Nothing is unpickled: the columns are those of segments.
 """
 
 from transfer_queue.checkpoint.format import read_manifest

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from transfer_queue.errors import Corrupt, Invalid
+from transfer_queue.checkpoint.placing import MANIFEST, named, newest
+from transfer_queue.errors import Corrupt, Invalid, QueueError
 from transfer_queue.net.messages import Block, Tag
 from transfer_queue.storage.private import open_regular, read_regular
 
@@ -61,19 +62,33 @@ decode_page = msgspec.msgpack.Decoder(Page).decode
 
 def read_manifest(directory: str | PathLike[str]) -> Manifest:
     """What a checkpoint says of itself, `metadata` included. Raises Invalid if there is none, Corrupt."""
-    path = Path(directory) / "manifest.json"
+    return find_manifest(directory)[1]
+
+
+def find_manifest(directory: str | PathLike[str]) -> tuple[Path, Manifest]:
+    """The same with where it is: beside `directory` if a save was killed while it replaced what was there."""
+    path = named(directory)
+    return newest(path, _read_manifest) or (path, _read_manifest(path))
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST
     try:
         text = read_regular(path, error=Corrupt)
     except FileNotFoundError:
         raise Invalid(f"{directory} holds no checkpoint of a queue: manifest.json is missing") from None
     except NotADirectoryError:
         raise Invalid(f"{directory} is no checkpoint of a queue: it is no directory; name what was saved") from None
+    except OSError as error:
+        if isinstance(error, QueueError):
+            raise
+        raise Invalid(f"{directory} cannot be read as a checkpoint ({error.strerror}); name what was saved") from None
     body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
     if digest.decode(errors="replace") != xxhash.xxh3_128_hexdigest(body):
         raise Corrupt(f"{path} does not match its digest (its last line); take another checkpoint")
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Corrupt(f"{path}: {error}") from None
     if manifest.format != FORMAT:
         raise Invalid(f"{path} has format {manifest.format}; this version reads {FORMAT}")

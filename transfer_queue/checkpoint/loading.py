@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.checkpoint.format import Manifest, Page, PartitionEntry, pages_of, read_manifest
+from transfer_queue.checkpoint.format import Manifest, Page, PartitionEntry, find_manifest, pages_of
 from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.errors import Conflict, Corrupt, NotFound, QueueError
 from transfer_queue.keys import LOADING
@@ -21,8 +21,7 @@ from transfer_queue.storage.columns import Column, read_block
 async def load(client: QueueClient, directory: str | PathLike[str]) -> None:
     """Put back a checkpoint, all or nothing; of several loads at once the last one stays. Raises Invalid, Corrupt, and
     Conflict if a partition of the same name has prompt groups, or rows were lost on the way."""
-    directory = Path(directory)
-    manifest = await asyncio.to_thread(read_manifest, directory)
+    directory, manifest = await asyncio.to_thread(find_manifest, directory)
     await asyncio.to_thread(_verify, directory, manifest)
     stem = f"{LOADING}{secrets.token_hex(12)}."
     entries = {f"{stem}{number}": entry for number, entry in enumerate(manifest.partitions) if entry.pages}

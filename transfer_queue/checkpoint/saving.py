@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import shutil
 from os import PathLike
 from pathlib import Path
@@ -23,9 +22,11 @@ from transfer_queue.checkpoint.format import (
     PageEntry,
     PartitionEntry,
 )
+from transfer_queue.checkpoint.placing import prepare, put_in_place, sync_directory
 from transfer_queue.clients.async_client import ATTEMPTS, QueueClient
 from transfer_queue.errors import Invalid, NotFound, QueueError, SegmentGone
 from transfer_queue.keys import UNNAMED
+from transfer_queue.net.bounds import check_size
 from transfer_queue.net.messages import Block, FieldPlace, Located, Rows
 from transfer_queue.storage.columns import Column, aligned
 
@@ -42,36 +43,28 @@ async def save(
     metadata: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Write a checkpoint; one that was in `directory` is replaced. Raises Invalid for metadata that JSON cannot hold,
-    or for a directory that cannot be made or holds something else; OSError, naming it, if its disk has no room."""
+    or for a directory that cannot be made or replaced, or holds something else; OSError, naming it, if its disk has no
+    room."""
     _check_metadata(metadata)
-    target, work = await asyncio.to_thread(_prepare, directory)
+    target, work, file = await asyncio.to_thread(prepare, directory)
     try:
         entries = []
         for name, tasks in (await _partitions(client)).items():
             path = work / f"{len(entries):05}.rows"
             entries.append(await _save_partition(client, name, tasks, path, include_storage))
         manifest = Manifest(FORMAT, include_storage, metadata or {}, entries)
-        await asyncio.to_thread(_finish, work, target, manifest)
+        finishing = asyncio.ensure_future(asyncio.to_thread(_finish, work, target, file, manifest))
+        try:
+            await asyncio.shield(finishing)
+        finally:  # who is cancelled waits too: nothing may be removed under a thread that puts it in place
+            await asyncio.wait([finishing])
     except OSError as error:
         if isinstance(error, QueueError):
             raise
         raise OSError(error.errno, f"the checkpoint was not written ({error.strerror})", str(target)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _prepare(directory: str | PathLike[str]) -> tuple[Path, Path]:
-    """Where the checkpoint is to be, and where it is made."""
-    target = Path(directory).absolute()
-    work = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        if target.exists() and any(target.iterdir()) and not (target / "manifest.json").exists():
-            raise Invalid(f"{target} holds something that is no checkpoint of a queue; name another directory")
-        work.mkdir(mode=0o700, parents=True)
-    except OSError as error:
-        what = "is a file" if target.is_file() else f"cannot be made ({error.strerror})"
-        raise Invalid(f"a checkpoint's directory {target} {what}; name another directory") from None
-    return target, work
+        file.close()
 
 
 async def _partitions(client: QueueClient) -> dict[str, list[str]]:
@@ -199,34 +192,23 @@ def _write_page(file: BinaryIO, rows: Rows, columns: list[_Present], consumed: d
     return PageEntry(len(header), end, digest.hexdigest())
 
 
-def _finish(work: Path, target: Path, manifest: Manifest) -> None:
+def _finish(work: Path, target: Path, file: BinaryIO, manifest: Manifest) -> None:
     """The manifest last; then the whole takes its place."""
     body = msgspec.json.encode(manifest)
-    with (work / "manifest.json").open("wb") as file:
-        file.write(body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_directory(work)
-    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
-    if target.exists():
-        os.rename(target, old)
-    os.rename(work, target)
-    _sync_directory(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    file.write(body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+    sync_directory(work)
+    put_in_place(work, target)
 
 
 def _check_metadata(metadata: dict[str, Any] | None) -> None:
+    check_size("checkpoint metadata", metadata)
     try:
         same = msgspec.json.decode(msgspec.json.encode(metadata or {}), type=dict[str, Any]) == (metadata or {})
-    except (TypeError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         raise Invalid(f"checkpoint metadata holds what JSON cannot: {error}") from None
+    except RecursionError:
+        raise Invalid("checkpoint metadata is nested too deeply, or contains itself") from None
     if not same:
         raise Invalid("checkpoint metadata would not come back as it is; give strings, numbers, lists and dicts by str")
