@@ -134,6 +134,7 @@ def _init_ray(config: StreamRLConfig) -> None:
     existing = bool(os.environ.get("RAY_ADDRESS"))
     try:
         ray.init(
+            address=None if existing else "local",  # not whatever cluster happens to run on this machine
             num_cpus=None if existing else config.ray_kwargs.ray_init.num_cpus,
             object_store_memory=None if existing else 100 << 20,
             include_dashboard=False if not existing else None,
