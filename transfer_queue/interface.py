@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from transfer_queue import checkpoint
+from transfer_queue.clients.arguments import names_of
 from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.clients.parsers import parse
 from transfer_queue.clients.parsers import register_data_parser as register_data_parser
@@ -99,11 +100,12 @@ async def _kv_batch_put(
     with `register_data_parser`. Raises ValueError if lengths differ, keys repeat, or neither fields nor tags are given,
     and QueueFull if there is no room after `wait` seconds (60).
     """
+    keys = names_of("keys", keys)
     rows = batch_size(fields)
     if rows is not None and rows != len(keys):
         raise ValueError(f"{len(keys)} keys but fields of batch size {rows}")
     columns = parse(data_parser, columns_of(fields), len(keys))
-    return await _put(client, list(keys), partition_id, columns, tags, wait)
+    return await _put(client, keys, partition_id, columns, tags, wait)
 
 
 async def _kv_batch_get(
@@ -115,7 +117,7 @@ async def _kv_batch_get(
     ValueError if none of the keys exists, or if they have no field in common.
     """
     names = _list(keys)
-    _check_keys(names)
+    _check_keys(names, partition_id)
     wanted = None if select_fields is None else set(_list(select_fields))
 
     async def locate() -> Located:
@@ -150,6 +152,8 @@ async def _kv_batch_get_by_meta(
 
 async def _kv_list(client: QueueClient, partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
     """Tags by key by partition, keys in the order in which they came; of all partitions if none is given."""
+    if partition_id is not None:
+        _check_partition(partition_id)
     try:
         return await client.list(partition_id)
     except NotFound:
@@ -159,7 +163,7 @@ async def _kv_list(client: QueueClient, partition_id: str | None = None) -> dict
 async def _kv_clear(client: QueueClient, keys: Names, partition_id: str) -> None:
     """Remove rows; unknown keys and partitions are ignored. Raises ValueError for no keys at all."""
     names = _list(keys)
-    _check_keys(names)
+    _check_keys(names, partition_id)
     try:
         await client.clear(partition_id, names)
     except NotFound:
@@ -204,7 +208,7 @@ async def _put(
     tags: Sequence[Tag] | None,
     wait: float | None,
 ) -> KVBatchMeta:
-    _check_keys(keys)
+    _check_keys(keys, partition)
     for field in columns:
         if not isinstance(field, str):
             raise TypeError(f"field names are strings, got {field!r}")
@@ -215,7 +219,8 @@ async def _put(
     return await client.put(partition, keys, columns, tags=None if tags is None else plain_tags(keys, tags), wait=wait)
 
 
-def _check_keys(keys: list[str]) -> None:
+def _check_keys(keys: list[str], partition: str) -> None:
+    _check_partition(partition)
     if not keys:
         raise ValueError("give at least one key")
     for key in keys:
@@ -225,5 +230,10 @@ def _check_keys(keys: list[str]) -> None:
             raise ValueError(f"key {key!r} begins with a NUL; such keys are the queue's own")
 
 
+def _check_partition(partition: str) -> None:
+    if isinstance(partition, str) and partition.startswith(UNNAMED):
+        raise ValueError(f"partition {partition!r} begins with a NUL; such partitions are the queue's own")
+
+
 def _list(names: Names) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
+    return [names] if isinstance(names, str) else names_of("keys and fields", names)

@@ -148,6 +148,8 @@ WRONG = {
     "no mode": (lambda c, p: c.get_meta(["x"], 1, p, mode="take"), "mode='take'"),
     "no task": (lambda c, p: c.get_meta(["x"], 1, p), "task_name"),
     "no size": (lambda c, p: c.get_meta(["x"], None, p, task_name="t"), "batch_size=None"),
+    "more rows than there can be": (lambda c, p: c.get_meta(["x"], 1 << 70, p, "insert"), "batch_size=.* 1 to 1048576"),
+    "fields in one string": (lambda c, p: c.get_meta("xy", 1, p, "insert"), "list of names"),
     "a field that is not there": (lambda c, p: c.get_data(c.put(data(1), partition_id=p).add_fields(other)), "'q'"),
     "rows of no partition": (lambda c, p: c.get_meta(["x"], 1, f"no {p}", "force_fetch"), "no partition"),
 }  # fmt: skip
@@ -156,7 +158,7 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_arguments_are_runtime_errors_that_say_what_is_wrong(client, p, what):
     call, match = WRONG[what]
-    with pytest.raises(RuntimeError, match=match):
+    with pytest.raises(TypeError if "list of names" in match else RuntimeError, match=match):
         call(client, p)
 
 

@@ -12,7 +12,7 @@ from transfer_queue.client import QueueClient
 from transfer_queue.errors import Corrupt, DeadlineExceeded, Disconnected, Fenced, Invalid, NotFound, QueueFull
 from transfer_queue.keys import row_key
 from transfer_queue.local import LocalQueue
-from transfer_queue.net.messages import GroupSpec, SessionClose, TaskSpec
+from transfer_queue.net.messages import GroupSpec, SessionClose, TaskSpec, Token
 from transfer_queue.storage.columns import Column
 from transfer_queue.storage.segments import map_segment
 
@@ -242,3 +242,56 @@ async def test_torch_tensors_dense_and_jagged_can_be_put(client):
     got = await client.get("p", ["b", "a"])
     assert [row.tolist() for row in got["j"].rows_list()] == [[0], [0, 1, 2]]
     assert (got["h"].dtype, got["h"].values.dtype) == ("bfloat16", np.uint16)
+
+
+def verbs_of_names(client: QueueClient) -> dict:
+    token = Token(1, 1)
+    return {
+        "put": lambda names: client.put("p", names, {"x": np.arange(2)}),
+        "get": lambda names: client.get("p", names),
+        "get, fields": lambda names: client.get("p", ["a"], names),
+        "lookup": lambda names: client.lookup("p", names),
+        "clear": lambda names: client.clear("p", names),
+        "find": lambda names: client.find("p", keys=names),
+        "fetch": lambda names: client.fetch("p", "t", names, 1),
+        "lease": lambda names: client.lease("p", "t", uids=names),
+        "ack": lambda names: client.ack("p", token, names),
+        "nack": lambda names: client.nack("p", token, names),
+        "drop": lambda names: client.drop("p", names, "stale"),
+        "replay": lambda names: client.replay("p", names),
+        "open_trainer": lambda names: client.open_trainer("p", 0, columns=names),
+    }
+
+
+async def test_one_string_is_not_taken_for_a_list_of_its_letters(client):
+    await client.put("p", ["a", "b", "ab"], {"x": np.arange(3)})
+    for call in verbs_of_names(client).values():
+        for names in ("ab", b"ab", 5):
+            with pytest.raises(TypeError, match="give a list of names"):
+                await call(names)
+    assert list((await client.list())["p"]) == ["a", "b", "ab"]
+
+
+async def test_a_wait_that_cannot_be_meant_is_refused_by_every_verb(client):
+    verbs = {
+        "put": lambda wait: client.put("p", ["k"], {"x": np.arange(1)}, wait=wait),
+        "admit": lambda wait: client.admit("p", [], {}, wait=wait),
+        "lease": lambda wait: client.lease("p", "t", groups=1, wait=wait),
+        "watch": lambda wait: client.watch("p", -1, wait=wait),
+        "fetch": lambda wait: client.fetch("p", "t", ["x"], 1, wait=wait),
+    }
+    for call in verbs.values():
+        for wait in (float("nan"), float("inf"), 1e300, -1, 1 << 5000):
+            with pytest.raises(Invalid, match="give seconds, from 0"):
+                await call(wait)
+        for odd in ("1", b"", [], True):
+            with pytest.raises(TypeError, match="give seconds"):
+                await call(odd)
+    assert await client.list() == {}
+    await client.put("p", ["k"], {"x": np.arange(1)}, wait=np.float32(0.5))
+
+
+async def test_no_more_rows_are_asked_for_than_there_can_be(client):
+    for count in (0, -1, 1 << 40, 1 << 5000, None, 1.5):
+        with pytest.raises(Invalid, match="count=.*expected 1 to"):
+            await client.fetch("p", "t", ["x"], count)

@@ -367,6 +367,10 @@ def test_rows_without_a_common_field_are_not_ready(kv, p):
             kv.get(keys, p)
 
 
+SHARED: list = [1]
+for _ in range(60):
+    SHARED = [SHARED, SHARED]
+
 WRONG: dict[str, tuple[Callable[[Any, str], Any], type[Exception], str]] = {
     "no keys to get": (lambda kv, p: kv.get([], p), ValueError, "at least one key"),
     "no keys to clear": (lambda kv, p: kv.clear([], p), ValueError, "at least one key"),
@@ -395,6 +399,10 @@ WRONG: dict[str, tuple[Callable[[Any, str], Any], type[Exception], str]] = {
     "a key of surrogates": (lambda kv, p: kv.put("\udc80", p, tag={}), ValueError, "keys.*surrogates"),
     "a key too long": (lambda kv, p: kv.put("a" * 600, p, tag={}), ValueError, "600 characters"),
     "a key of ours": (lambda kv, p: kv.put("\0a", p, tag={}), ValueError, "NUL"),
+    "a partition of ours": (lambda kv, _: kv.put("a", "\0load.1", tag={}), ValueError, "partition .* NUL"),
+    "a partition of ours to list": (lambda kv, _: kv.list("\0load.1"), ValueError, "partition .* NUL"),
+    "keys of a batch in one string": (lambda kv, p: kv.batch_put("ab", p, {"x": [1, 2]}), TypeError, "list of names"),
+    "a tag without end": (lambda kv, p: kv.put("a", p, tag={"x": SHARED}), ValueError, "tag 'x' of 'a' has more than"),
     "no partition": (lambda kv, p: kv.put("a", "", tag={}), ValueError, "partition ''"),
     "a parser that is a function": (
         lambda kv, p: kv.put("a", p, {"x": 1}, data_parser=dict), ValueError, "register_data_parser",

@@ -22,12 +22,14 @@ from os import PathLike
 from typing import Any, Literal, TypeVar
 
 from transfer_queue.clients.access import UnitAccess
+from transfer_queue.clients.arguments import names_of
 from transfer_queue.clients.dropped import close_when_dropped
 from transfer_queue.clients.reading import read_columns
 from transfer_queue.clients.row_verbs import CLEARED_AT_ONCE, RowVerbs
 from transfer_queue.errors import NotFound, QueueError, SegmentGone
 from transfer_queue.failpoints import failpoint
 from transfer_queue.metadata import KVBatchMeta
+from transfer_queue.net.bounds import check_wait
 from transfer_queue.net.messages import (
     Ack,
     Admit,
@@ -155,6 +157,7 @@ class QueueClient(RowVerbs):
         self, partition: str, groups: Sequence[GroupSpec], columns: Mapping[str, Any], *, wait: float = 60.0
     ) -> None:
         """Take credit for prompt groups and store their columns (row i = group i). Raises QueueFull after `wait`."""
+        wait = check_wait(wait)
         packed = await packed_columns(columns, len(groups))
 
         async def send(blocks: list[Block]) -> None:
@@ -173,7 +176,7 @@ class QueueClient(RowVerbs):
         A column may be a Column, a numpy array (row i = array[i]), a list with one entry per row (1-D and higher
         arrays: ragged; anything else: objects) or a torch tensor, also jagged.
         """
-        keys = list(keys)
+        keys, wait = names_of("keys", keys), SEGMENT_WAIT if wait is None else check_wait(wait)
         packed = await packed_columns(columns, len(keys))
         committed: list[Committed] = []
         arena = self._arenas[partition]
@@ -220,6 +223,8 @@ class QueueClient(RowVerbs):
         storage's budget, until it is freed. Other columns are copied.
         """
 
+        keys = names_of("keys", keys)
+
         async def locate() -> Located:
             located = await self.lookup(partition, keys, fields)
             if len(located.keys) != len(keys):
@@ -253,7 +258,8 @@ class QueueClient(RowVerbs):
 
     async def lookup(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> Located:
         """Where rows lie, and their tags. Missing keys are left out. Raises NotFound for a field that a row lacks."""
-        return await self._ask(Lookup(partition, list(keys), None if fields is None else list(fields)), Located)
+        wanted = None if fields is None else names_of("fields", fields)
+        return await self._ask(Lookup(partition, names_of("keys", keys), wanted), Located)
 
     async def list(self, partition: str | None = None) -> dict[str, dict[str, Tag]]:
         """Keys with their tags, by partition."""
@@ -261,7 +267,7 @@ class QueueClient(RowVerbs):
 
     async def clear(self, partition: str, keys: Sequence[str]) -> None:
         """Remove rows; unknown keys are ignored. Many go in parts, so that nobody else waits for all of them."""
-        keys = list(keys)
+        keys = names_of("keys", keys)
         for at in range(0, max(1, len(keys)), CLEARED_AT_ONCE):
             await self._ask(Clear(partition, keys[at : at + CLEARED_AT_ONCE]), Ok)
 
@@ -271,8 +277,8 @@ class QueueClient(RowVerbs):
     ) -> Leased:  # fmt: skip
         """Up to `groups` groups, or exactly `uids`. Raises DeadlineExceeded if nothing came within `wait`, and Fenced
         for a trainer (who called `open_trainer` with this client) after a newer one has."""
-        incarnation = self._incarnations.get(partition, 0)
-        body = Lease(partition, task, holder or self.name, groups, list(uids), wait, incarnation)
+        wait, incarnation = check_wait(wait), self._incarnations.get(partition, 0)
+        body = Lease(partition, task, holder or self.name, groups, names_of("uids", uids), wait, incarnation)
         return await self._ask(body, Leased, wait)
 
     async def renew(self, partition: str, token: Token) -> None:
@@ -282,24 +288,25 @@ class QueueClient(RowVerbs):
 
     async def ack(self, partition: str, token: Token, uids: Sequence[str], *, step: int = 0) -> None:
         """The groups are done; as rows trained in `step`, final with commit_step. Raises Fenced."""
-        await self._ask(Ack(partition, token, list(uids), step), Ok)
+        await self._ask(Ack(partition, token, names_of("uids", uids), step), Ok)
 
     async def nack(
         self, partition: str, token: Token, uids: Sequence[str], *, reason: str = "", poison: bool = False
     ) -> None:
         """Give groups back. `poison` counts toward max_deliver. Raises Fenced."""
-        await self._ask(Nack(partition, token, list(uids), reason, poison), Ok)
+        await self._ask(Nack(partition, token, names_of("uids", uids), reason, poison), Ok)
 
     async def drop(self, partition: str, uids: Sequence[str], reason: str) -> None:
         """End groups as dropped, whatever state they are in."""
-        await self._ask(Drop(partition, list(uids), reason), Ok)
+        await self._ask(Drop(partition, names_of("uids", uids), reason), Ok)
 
     async def replay(self, partition: str, uids: Sequence[str]) -> None:
         """Dead groups begin again with their prompts, all or none. Raises NotFound for one that is not dead."""
-        await self._ask(Replay(partition, list(uids)), Ok)
+        await self._ask(Replay(partition, names_of("uids", uids)), Ok)
 
     async def watch(self, partition: str, since: int, *, wait: float = 60.0) -> Changes:
         """Groups changed after `since` (-1: all). No groups if nothing happened within `wait`."""
+        wait = check_wait(wait)
         return await self._ask(Watch(partition, since, wait), Changes, wait)
 
     async def open_trainer(
@@ -307,7 +314,9 @@ class QueueClient(RowVerbs):
         columns: Sequence[str] = (),
     ) -> Restored:  # fmt: skip
         """Begin a trainer's incarnation restored to `step`: fences the older one. The others: see OpenTrainer."""
-        restored = await self._ask(OpenTrainer(partition, step, repeats, version, list(columns)), Restored)
+        restored = await self._ask(
+            OpenTrainer(partition, step, repeats, version, names_of("columns", columns)), Restored
+        )
         self._incarnations[partition] = restored.incarnation
         return restored
 

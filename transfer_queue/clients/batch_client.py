@@ -23,6 +23,7 @@ import numpy as np
 
 from transfer_queue import checkpoint
 from transfer_queue.clients import batch_work
+from transfer_queue.clients.arguments import names_of
 from transfer_queue.clients.sync_client import SyncQueueClient
 from transfer_queue.clients.tensordicts import tensordict_of
 from transfer_queue.errors import Invalid, NotFound
@@ -120,7 +121,7 @@ class AsyncTransferQueueClient:
     ) -> BatchMeta:
         """The rows of keys, in their order, with the fields that all of them have. Missing keys are left out, or with
         `create` made. An unknown partition has no rows."""
-        names = [keys] if isinstance(keys, str) else list(keys)
+        names = [keys] if isinstance(keys, str) else names_of("keys", keys)
         return await self._arun(batch_work.of_keys(self.queue.client, partition_id, names, create))
 
     async def async_kv_retrieve_keys(self, global_indexes: Sequence[int], partition_id: str) -> list[str | None]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from transfer_queue.clients.arguments import names_of
 from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.clients.tags import plain_tags
 from transfer_queue.clients.tensordicts import columns_of, tensordict_of, tensors_of
@@ -29,6 +30,7 @@ R = TypeVar("R")
 
 
 async def insert(client: QueueClient, partition: str, count: int, fields: Sequence[str]) -> BatchMeta:
+    fields = names_of("data_fields", fields)
     keys = unnamed_keys(count)
     await client.put(partition, keys, {}, tags=[{}] * count)
     return batch(partition, await client.find(partition, keys=keys, fields=fields))

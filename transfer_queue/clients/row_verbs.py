@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from transfer_queue.clients.arguments import names_of
+from transfer_queue.net.bounds import check_count, check_wait
 from transfer_queue.net.messages import (
     AdoptPartitions,
     Clear,
@@ -42,8 +44,8 @@ class RowVerbs:
     ) -> Rows:  # fmt: skip
         """Rows of `keys` (missing ones are left out), of serials, or `count` after a serial. Raises NotFound for an
         unknown partition, StorageKeyNotFoundError for serials whose rows are gone."""
-        names = None if keys is None else list(keys)
-        wanted = None if fields is None else list(fields)
+        names = None if keys is None else names_of("keys", keys)
+        wanted = None if fields is None else names_of("fields", fields)
         return await self._ask(Find(partition, names, rows, wanted, task, after, count, located), Rows)
 
     async def find_all(self, partition: str, fields: Sequence[str], *, task: str = "") -> Rows:
@@ -61,8 +63,9 @@ class RowVerbs:
     ) -> Rows:  # fmt: skip
         """`count` rows that have all the fields, consumed by `task` at once. Raises DeadlineExceeded after `wait`;
         None: as the queue is set, no rows at once (polling) or USUAL_WAIT. `drained`: no rows once all are consumed."""
-        poll, wait = wait is None, USUAL_WAIT if wait is None else wait
-        body = Fetch(partition, task, list(fields), count, dict(sampling or {}), wait, drained, poll)
+        poll, wait = wait is None, USUAL_WAIT if wait is None else check_wait(wait)
+        names = names_of("fields", fields)
+        body = Fetch(partition, task, names, check_count("count", count), dict(sampling or {}), wait, drained, poll)
         return await self._ask(body, Rows, wait)
 
     async def reset_consumption(self, partition: str, task: str | None = None) -> None:

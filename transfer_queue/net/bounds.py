@@ -181,7 +181,7 @@ def check_request(body: Mutation | Query) -> None:
     check_names(body)
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if type(value) in _PLAIN or not value and type(value) in _PLAIN_CONTAINERS:
+        if type(value) in _PLAIN or (not value and type(value) in _PLAIN_CONTAINERS):
             continue
         where = f"{verb_of(type(body).__name__)}: {name}"
         if type(value) is not list:
