@@ -371,7 +371,7 @@ def test_storage_that_cannot_work_is_an_error_before_anything_starts(tmp_path):
 
 
 async def test_an_address_without_a_queue_fails_with_what_to_do(tmp_path, service):
-    with pytest.raises(Disconnected, match="start a QueueService"):
+    with pytest.raises(Disconnected, match=r"`serve .*` starts one there"):
         read_address(tmp_path / "nothing")
     nowhere = {**service.address, "socket": f"unix://{tmp_path}/nobody"}
     began = time.monotonic()
