@@ -24,7 +24,15 @@ from transfer_queue.clients.async_client import QueueClient
 from transfer_queue.clients.parsers import parse
 from transfer_queue.clients.parsers import register_data_parser as register_data_parser
 from transfer_queue.clients.tags import plain_tags
-from transfer_queue.clients.tensordicts import batch_size, columns_of, columns_of_one, tensordict_of, tensors_of
+from transfer_queue.clients.tensordicts import (
+    batch_size,
+    columns_of,
+    columns_of_one,
+    load,
+    load_beside,
+    tensordict_of,
+    tensors_of,
+)
 from transfer_queue.errors import NotFound
 from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import KVBatchMeta
@@ -49,15 +57,20 @@ R = TypeVar("R")
 Verb = Callable[Concatenate[QueueClient, P], Coroutine[Any, Any, R]]
 
 
-def _twins(verb: Verb[P, R]) -> tuple[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]:
-    """The public functions of a coroutine on a client: one that waits, and one to await."""
+def _twins(verb: Verb[P, R], *, tensors: bool = False) -> tuple[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]:
+    """The public functions of a coroutine on a client: one that waits, and one to await. `tensors`: it makes some, for
+    which much is imported, here and not on the client's loop."""
 
     def plain(*args: P.args, **kwargs: P.kwargs) -> R:
         client = get_client()
+        if tensors:
+            load()
         return client.loop.run(verb(client.queue.client, *args, **kwargs))
 
     async def awaited(*args: P.args, **kwargs: P.kwargs) -> R:
         client = get_client()
+        if tensors:
+            await load_beside()
         return await client.loop.arun(verb(client.queue.client, *args, **kwargs))
 
     for function, name, doc in (
@@ -189,8 +202,8 @@ async def _load_checkpoint(client: QueueClient, checkpoint_dir: str | PathLike[s
 
 kv_put, async_kv_put = _twins(_kv_put)
 kv_batch_put, async_kv_batch_put = _twins(_kv_batch_put)
-kv_batch_get, async_kv_batch_get = _twins(_kv_batch_get)
-kv_batch_get_by_meta, async_kv_batch_get_by_meta = _twins(_kv_batch_get_by_meta)
+kv_batch_get, async_kv_batch_get = _twins(_kv_batch_get, tensors=True)
+kv_batch_get_by_meta, async_kv_batch_get_by_meta = _twins(_kv_batch_get_by_meta, tensors=True)
 kv_list, async_kv_list = _twins(_kv_list)
 kv_clear, async_kv_clear = _twins(_kv_clear)
 save_checkpoint, async_save_checkpoint = _twins(_save_checkpoint)

@@ -295,3 +295,9 @@ async def test_no_more_rows_are_asked_for_than_there_can_be(client):
     for count in (0, -1, 1 << 40, 1 << 5000, None, 1.5):
         with pytest.raises(Invalid, match="count=.*expected 1 to"):
             await client.fetch("p", "t", ["x"], count)
+
+
+async def test_a_column_that_no_memory_holds_is_an_error_that_names_its_field_and_size(client):
+    endless = np.broadcast_to(np.zeros(1), (2, 1 << 45))
+    with pytest.raises(Invalid, match=f"field 'x' .{endless.nbytes} bytes. does not fit"):
+        await client.put("p", ["a", "b"], {"x": endless})

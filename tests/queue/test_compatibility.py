@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import transfer_queue as tq
+from transfer_queue import interface
+from transfer_queue.clients import tensordicts
 from transfer_queue.service.attached import NoQueue
 
 torch = pytest.importorskip("torch")
@@ -497,3 +499,14 @@ def test_without_a_queue_a_verb_says_what_to_do():
     assert NoQueue.__name__ in done.stderr
     assert "call transfer_queue.init()" in done.stderr
     assert issubclass(NoQueue, AssertionError), "as programs for TransferQueue expect"
+
+
+def test_torch_is_not_imported_on_the_loop_of_a_client(kv, p, monkeypatch):
+    loops: list[object] = []
+    for module in (interface, tensordicts):
+        monkeypatch.setattr(module, "load", lambda: loops.append(asyncio._get_running_loop()))
+    monkeypatch.setattr(tensordicts, "_loaded", threading.Event())
+    kv.put("a", p, {"x": 1})
+    kv.get("a", p)
+    tq.get_client().get_data(tq.get_client().kv_retrieve_meta("a", p))
+    assert loops == [None, None]

@@ -25,7 +25,7 @@ from transfer_queue import checkpoint
 from transfer_queue.clients import batch_work
 from transfer_queue.clients.arguments import names_of
 from transfer_queue.clients.sync_client import SyncQueueClient
-from transfer_queue.clients.tensordicts import tensordict_of
+from transfer_queue.clients.tensordicts import load_beside, tensordict_of
 from transfer_queue.errors import Invalid, NotFound
 from transfer_queue.keys import UNNAMED
 from transfer_queue.metadata import BatchMeta
@@ -150,6 +150,7 @@ class AsyncTransferQueueClient:
 
         Raises StorageKeyNotFoundError if rows were cleared meanwhile, Invalid for a field that a row does not have.
         """
+        await load_beside()
         if not metadata.size:
             return tensordict_of({}, 0)
         return await self._arun(batch_work.read(self.queue.client, metadata))
@@ -182,6 +183,7 @@ class AsyncTransferQueueClient:
         self, task_name: str, partition_id: str
     ) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """(global indexes, int8 [rows]: 1 if the task has consumed it); (None, None) for an unknown partition."""
+        await load_beside()
         rows = await batch_work.unless_missing(self._arun(self.queue.client.find_all(partition_id, [], task=task_name)))
         return (
             (None, None)
@@ -193,6 +195,7 @@ class AsyncTransferQueueClient:
         self, data_fields: Sequence[str], partition_id: str
     ) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """(global indexes, int8 [rows, fields]: 1 if the row has it); (None, None) for an unknown partition."""
+        await load_beside()
         rows = await batch_work.unless_missing(self._arun(self.queue.client.find_all(partition_id, data_fields)))
         return (
             (None, None)

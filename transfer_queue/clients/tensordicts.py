@@ -4,7 +4,9 @@ functions that make tensors.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -18,6 +20,22 @@ if TYPE_CHECKING:
 
 # tensordict calls it, and its user can do nothing about it.
 logging.getLogger("torch.fx._symbolic_trace").addFilter(lambda record: "is_fx_tracing" not in record.getMessage())
+
+
+_loaded = threading.Event()
+
+
+def load() -> None:
+    """Import what tensors are made with: seconds at the first call, in which a client's loop would serve nobody."""
+    import tensordict  # noqa: F401
+
+    _loaded.set()
+
+
+async def load_beside() -> None:
+    """`load`, without holding up the event loop of the caller either."""
+    if not _loaded.is_set():
+        await asyncio.to_thread(load)
 
 
 def columns_of(fields: Mapping[str, Any] | TensorDict | None) -> dict[str, Column]:

@@ -57,6 +57,11 @@ def as_column(field: str, values: Any, parts: int = MAX_PARTS) -> Column:
             return _from_list(field, values, parts)
     except Invalid as error:
         raise Invalid(f"field {field!r}: {error}") from None
+    except MemoryError:
+        size = f" ({values.nbytes} bytes)" if hasattr(values, "nbytes") else ""
+        raise Invalid(
+            f"field {field!r}{size} does not fit into the memory of this process; put fewer rows at a time"
+        ) from None
     raise Invalid(
         f"field {field!r} is a {type(values).__qualname__}; give a Column, a numpy array, a list with one entry per "
         "row, or a torch tensor"
