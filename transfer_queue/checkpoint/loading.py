@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.checkpoint.format import Manifest, Page, PartitionEntry, find_manifest, pages_of
+from transfer_queue.checkpoint.checking import check
+from transfer_queue.checkpoint.format import Page, PartitionEntry, find_manifest, pages_of
 from transfer_queue.clients.async_client import QueueClient
-from transfer_queue.errors import Conflict, Corrupt, NotFound, QueueError
+from transfer_queue.errors import Conflict, NotFound, QueueError
 from transfer_queue.keys import LOADING
 from transfer_queue.storage.columns import Column, read_block
 
@@ -22,7 +23,7 @@ async def load(client: QueueClient, directory: str | PathLike[str]) -> None:
     """Put back a checkpoint, all or nothing; of several loads at once the last one stays. Raises Invalid, Corrupt, and
     Conflict if a partition of the same name has prompt groups, or rows were lost on the way."""
     directory, manifest = await asyncio.to_thread(find_manifest, directory)
-    await asyncio.to_thread(_verify, directory, manifest)
+    await asyncio.to_thread(check, directory, manifest)
     stem = f"{LOADING}{secrets.token_hex(12)}."
     entries = {f"{stem}{number}": entry for number, entry in enumerate(manifest.partitions) if entry.pages}
     consumed: dict[str, dict[str, bytes]] = {}
@@ -70,26 +71,3 @@ def _by_rows(page: Page, data: np.ndarray) -> Iterator[tuple[np.ndarray, dict[st
         together.setdefault(one.rows, {})[block.field] = column
     for rows, columns in together.items():
         yield np.frombuffer(rows, np.int32), columns
-
-
-def _verify(directory: Path, manifest: Manifest) -> None:
-    """Every page against its digest, and what it says of itself."""
-    for entry in manifest.partitions:
-        for page, data in pages_of(directory, entry):
-            _check_page(directory / entry.file, page, data)
-
-
-def _check_page(path: Path, page: Page, data: np.ndarray) -> None:
-    """A page is as this module writes it, so that nothing of a load fails later."""
-    rows = len(page.keys)
-    lengths = {len(page.tags), *(len(flags) for flags in page.consumed.values())}
-    if lengths - {rows}:
-        raise Corrupt(f"{path}: a page of {rows} rows has {sorted(lengths)} tags or flags")
-    for one in page.columns:
-        block = one.block
-        if min(block.offset, block.nbytes) < 0 or block.offset + block.nbytes > len(data):
-            raise Corrupt(f"{path}: column {block.field!r} ends beyond its page")
-        at = np.frombuffer(one.rows, np.int32) if len(one.rows) % 4 == 0 else np.asarray([-1])
-        if len(at) != block.rows or (len(at) and (at.min() < 0 or at.max() >= rows)):
-            raise Corrupt(f"{path}: column {block.field!r} names rows that are not in its page")
-        read_block(block, data[block.offset : block.offset + block.nbytes])

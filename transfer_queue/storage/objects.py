@@ -28,6 +28,7 @@ _ARRAY_DTYPE = re.compile(rf"[<>|][{_ARRAY_KINDS}][0-9]{{1,9}}(\[[0-9]{{0,9}}[A-
 _PLAIN = frozenset({str, bool, float, type(None), bytes})
 _CARRIED = _PLAIN | {int, dict, list}
 _KEYS = frozenset({str, int})
+_ITEM_BYTES = {name: int(re.sub(r"\D", "", name) or 8) // 8 for name in TORCH_DTYPES}
 
 _MAX_LEVELS = 64
 """Deeper than this is looked at value by value; it may contain itself."""
@@ -141,6 +142,16 @@ def decode_object(data: bytes | memoryview | np.ndarray) -> Any:
         raise Corrupt(f"an object of {len(data)} bytes cannot be decoded: {error}") from error
 
 
+def check_objects(data: np.ndarray, offsets: np.ndarray) -> None:
+    """Whether `decode_objects` would give values. Raises Corrupt. No tensors are made, so torch need not be there."""
+    view = data.data
+    for row, (a, b) in enumerate(pairwise(offsets.tolist())):
+        try:
+            _checker.decode(view[a:b])
+        except (msgspec.DecodeError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+            raise Corrupt(f"the object of row {row} ({b - a} bytes) cannot be decoded: {error}") from error
+
+
 class _Unsupported(Exception):
     pass
 
@@ -220,6 +231,8 @@ def _pack_array(code: int, array: np.ndarray, path: str) -> Any:
         raise _Unsupported(
             f"numpy dtype {array.dtype} at value{path} cannot be stored; use numbers, dates, text, or a dict of arrays"
         )
+    if not array.dtype.itemsize:
+        raise _Unsupported(f"numpy dtype {array.dtype} at value{path} takes no bytes; use `.astype('U1')` or a list")
     head = _ArrayHead(array.dtype.str, array.shape, array.tobytes())
     return msgspec.msgpack.Ext(code, _encoder.encode(head))
 
@@ -272,18 +285,32 @@ def _unpack_text(head: _ArrayHead) -> np.bytes_ | np.str_:
     return kind(head.data) if unit == 1 else kind(head.data.decode("utf-32-le", "surrogatepass"))
 
 
-def _unpack_tensor(head: _ArrayHead) -> Any:
+def _check_tensor(head: _ArrayHead) -> None:
+    """What can be told without torch. Raises ValueError."""
     if head.dtype not in TORCH_DTYPES:
         raise ValueError(f"tensor dtype {head.dtype!r} is not allowed")
+    if min(head.shape, default=0) < 0 or math.prod(head.shape) * _ITEM_BYTES[head.dtype] != len(head.data):
+        raise ValueError(f"a {head.dtype} tensor of shape {head.shape} does not lie in {len(head.data)} bytes")
+
+
+def _unpack_tensor(head: _ArrayHead) -> Any:
+    _check_tensor(head)
     import torch
 
     dtype = getattr(torch, head.dtype)
-    if min(head.shape, default=0) < 0 or math.prod(head.shape) * dtype.itemsize != len(head.data):
-        raise ValueError(f"a {head.dtype} tensor of shape {head.shape} does not lie in {len(head.data)} bytes")
     if not head.data:
         return torch.empty(head.shape, dtype=dtype)
     return torch.frombuffer(bytearray(head.data), dtype=dtype).reshape(head.shape)
 
 
+def _check_ext(code: int, data: memoryview) -> Any:
+    if code == _TUPLE:
+        return tuple(_checker.decode(data))
+    if code == _TENSOR:
+        return _check_tensor(_head_decoder.decode(data))
+    return _unpack(code, data)
+
+
 _decoder = msgspec.msgpack.Decoder(ext_hook=_unpack)
+_checker = msgspec.msgpack.Decoder(ext_hook=_check_ext)
 _list_decoder = msgspec.msgpack.Decoder(list, ext_hook=_unpack)
