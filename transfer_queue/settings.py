@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -68,6 +69,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 _OPTIONAL = ("address", "directory", "storage_dir", "unit_budget_bytes", "spill_dir", "spill_budget_bytes", "sampler")
+
+_DIRECTORIES = ("directory", "storage_dir", "spill_dir")
 
 _MAY_BE_ZERO = ("metrics_port", "spill_budget_bytes")
 
@@ -146,8 +149,10 @@ def _set(settings: QueueSettings, name: str, key: str, value: Any) -> None:
     if name == "sampler":
         settings.sampler = sampler_spec(value)
         return
-    if name in ("directory", "storage_dir", "spill_dir") and hasattr(value, "__fspath__"):
+    if name in _DIRECTORIES and hasattr(value, "__fspath__"):
         value = value.__fspath__()
+    if name in _DIRECTORIES and isinstance(value, str):
+        _check_path(key, value)
     kinds = _KINDS[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise Invalid(f"init: {key}={value!r}; expected {' or '.join(kind.__name__ for kind in kinds)}")
@@ -158,6 +163,21 @@ def _set(settings: QueueSettings, name: str, key: str, value: Any) -> None:
     if isinstance(value, dict):
         value = check_address(value, f"init: {key}")
     setattr(settings, name, value)
+
+
+def _check_path(key: str, path: str) -> None:
+    """Raises Invalid for what can name no directory, whatever is made."""
+    why = None if path else "is empty"
+    try:
+        os.stat(path or os.curdir)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        why = f"cannot be a directory ({error.strerror})"
+    except ValueError as error:
+        why = f"cannot be a directory ({error})"
+    if why is not None:
+        raise Invalid(f"init: {key}={path[:100]!r} {why}; give the path of a directory, or leave it out")
 
 
 def _check_backend(value: Any, quiet: bool) -> None:

@@ -397,3 +397,13 @@ def test_init_does_not_wait_for_ever_for_a_process_that_is_stopped_while_it_star
     monkeypatch.setattr(attached, "INIT_WAIT", 10.0)
     tq.init(conf)  # what had waited in vain holds nothing
     assert tq.kv_list() == {}
+
+
+@pytest.mark.parametrize("path", ["", "/proc/nope", "/dev/null/x", "a\0b", "x" * 300])
+@pytest.mark.parametrize("key", ["directory", "storage_dir", "spill_dir"])
+def test_a_path_that_can_be_no_directory_is_named_with_its_remedy(conf, key, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Invalid, match="give the path|name another|make it, or set") as refused:
+        tq.init(conf | {key: path})
+    assert repr(path[:80])[1:-1] in str(refused.value) or key in str(refused.value)
+    assert not Path("None").exists()

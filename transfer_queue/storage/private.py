@@ -22,15 +22,20 @@ _KINDS = (
 def private_directory(path: str | Path) -> None:
     """Make it, with its parents, mode 0700, or see that the one that is there is ours.
 
-    Raises Invalid if it belongs to another user, if others may write to it, or if it is no directory but, say, a link
-    to one.
+    Raises Invalid if it cannot be made, if it belongs to another user, if others may write to it, or if it is no
+    directory but, say, a link to one.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700)
     except FileExistsError:
         check_private(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise Invalid(
+            f"directory {str(path)[:100]!r} cannot be made ({why}); name another one that you may write to"
+        ) from None
 
 
 def check_private(path: Path) -> None:
