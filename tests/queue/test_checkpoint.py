@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from transfer_queue import checkpoint
 from transfer_queue.client import QueueClient
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.loads import Loads
-from transfer_queue.errors import Conflict, NotFound
+from transfer_queue.errors import Conflict, Invalid, NotFound
 from transfer_queue.keys import LOADING, UNNAMED
 from transfer_queue.ledger import Ledger
 from transfer_queue.local import LocalQueue
 from transfer_queue.net import messages as m
+from transfer_queue.net.bounds import check_request
 from transfer_queue.storage.journal import MemoryJournal
 
 ROWS = 1500
@@ -217,3 +219,12 @@ def test_rows_are_counted_when_they_are_adopted():
             ledger.apply(m.AdoptPartitions({"staged": "p"}, {}, rows), 1.0)
     ledger.apply(m.AdoptPartitions({"staged": "p"}, {}, {"staged": 2}), 1.0)
     assert list(ledger.partitions) == ["p"]
+
+
+def test_a_request_may_name_as_many_serials_as_a_frame_holds():
+    """A million rows of a partition, each consumed."""
+    for count, fits in ((1 << 20, True), (9 << 20, False)):
+        consumed = {f"{LOADING}a": {"t": bytes(8 * count)}}
+        for body in (m.AdoptPartitions({f"{LOADING}a": "p"}, consumed), m.Find("p", rows=bytes(8 * count))):
+            with nullcontext() if fits else pytest.raises(Invalid, match="serials: send less at once"):
+                check_request(body)

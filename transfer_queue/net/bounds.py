@@ -184,7 +184,10 @@ def check_request(body: Mutation | Query) -> None:
         if type(value) in _PLAIN or (not value and type(value) in _PLAIN_CONTAINERS):
             continue
         where = f"{verb_of(type(body).__name__)}: {name}"
-        if type(value) is not list:
+        if serials := _serials(value):
+            if sum(map(len, serials)) > MAX_TEXT:
+                raise Invalid(f"{where} has more than {MAX_TEXT // 8} serials: send less at once")
+        elif type(value) is not list:
             check_size(where, value, TAG_PARTS if name == "sampling" else MAX_PARTS)
         elif (kinds := set(map(type, value))) == {str}:
             if sum(map(len, value)) > MAX_TEXT:
@@ -195,6 +198,14 @@ def check_request(body: Mutation | Query) -> None:
             _check_groups(value)
         elif not kinds <= _SHORT:
             check_size(where, value)
+
+
+def _serials(value: Any) -> list[bytes]:
+    """Rows that an argument names by their serials: alone, or (AdoptPartitions) by partition and task."""
+    if type(value) is dict and set(map(type, value.values())) == {dict}:
+        found = list(chain.from_iterable(map(dict.values, value.values())))
+        return found if set(map(type, found)) == {bytes} else []
+    return [value] if type(value) is bytes else []
 
 
 def _check_tags(keys: list[str], tags: list[Any]) -> None:
