@@ -151,7 +151,7 @@ def _set(settings: QueueSettings, name: str, key: str, value: Any) -> None:
         return
     if name in _DIRECTORIES and hasattr(value, "__fspath__"):
         value = value.__fspath__()
-    if name in _DIRECTORIES and isinstance(value, str):
+    if name in _DIRECTORIES:
         _check_path(key, value)
     kinds = _KINDS[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -165,8 +165,10 @@ def _set(settings: QueueSettings, name: str, key: str, value: Any) -> None:
     setattr(settings, name, value)
 
 
-def _check_path(key: str, path: str) -> None:
+def _check_path(key: str, path: Any) -> None:
     """Raises Invalid for what can name no directory, whatever is made."""
+    if not isinstance(path, str):
+        return  # told by its type
     why = None if path else "is empty"
     try:
         os.stat(path or os.curdir)

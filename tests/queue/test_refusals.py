@@ -19,6 +19,7 @@ from transfer_queue.errors import Invalid
 from transfer_queue.ledger import Ledger
 from transfer_queue.local import LocalQueue
 from transfer_queue.net import messages as m
+from transfer_queue.net.bounds import check_request
 from transfer_queue.net.codec import decode_response, encode, encode_request
 from transfer_queue.net.messages import VERSION, Hello, Request, Welcome
 from transfer_queue.net.transport import SocketTransport, host_id, read_key
@@ -253,6 +254,12 @@ def test_a_plain_value_is_walked_no_further_than_a_tag_may_be():
     own["own"] = own
     with pytest.raises(Invalid, match="contains itself"):
         plain_tags(["k"], [{"a": own}])
+    with pytest.raises(Invalid, match="array of .* numbers"):
+        plain_tags(["k"], [{"a": np.broadcast_to(0, (1 << 40,))}])
+    shared = [[0] * 1000] * 2000
+    for check in (lambda tags: plain_tags(["k"] * 99, tags), lambda tags: check_request(m.Commit("p", [], tags=tags))):
+        with pytest.raises(Invalid, match="send less at once"):
+            check([{"a": shared}] * 99)
     assert plain_tags(["k"], [{"a": [{"b": (1, None)}]}]) == [{"a": [{"b": (1, None)}]}]
 
 

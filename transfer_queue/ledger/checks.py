@@ -57,9 +57,9 @@ def check_tag(key: str, tag: Tag) -> None:
             check_plain(f"tag {name!r} of {key!r}", value)
 
 
-def check_plain(what: str, value: object) -> None:
-    """Raises Invalid, naming `what`, unless it is plain, and small enough for a tag."""
-    check_size(what, value, TAG_PARTS, plain=True)
+def check_plain(what: str, value: object) -> int:
+    """How many parts and characters it has. Raises Invalid, naming `what`, unless it is plain, and small enough."""
+    return check_size(what, value, TAG_PARTS, plain=True)
 
 
 def check_blocks(blocks: Sequence[Block], rows: int) -> None:

@@ -42,6 +42,9 @@ TAG_PARTS = 2 * MAX_TAG
 MAX_PARTS = 1 << 22
 """Parts and bytes of text of any other argument that is not just a list of names."""
 
+TAGS_PARTS = 16 << 20
+"""The same, of all tags of a request that are not flat."""
+
 MAX_TEXT = 64 << 20
 """Characters of a list of names, or of all tags of a request: a frame takes no more bytes."""
 
@@ -68,10 +71,12 @@ class NestedTooDeeply(Invalid, TypeError):
     """A value that contains itself, or might as well."""
 
 
-def check_size(what: str, value: object, limit: int = MAX_PARTS, *, plain: bool = False) -> None:
-    """Raises Invalid naming `what` for a value of more than `limit` parts and characters, or nested too deeply; with
-    `plain` also for one that holds other things than dict, list, str, int (64 bits), float, bool and None."""
-    level, left = [value], limit
+def check_size(what: str, value: object, limit: int = MAX_PARTS, *, plain: bool = False) -> int:
+    """How many parts and characters it has. Raises Invalid naming `what` for a value of more than `limit` of them, or
+    nested too deeply; with `plain` also for one that holds other things than dict, list, str, int (64 bits), float,
+    bool and None."""
+    level: list[Any] = [value]
+    left = limit
     for _ in range(MAX_LEVELS):
         kinds = set(map(type, level))
         if plain:
@@ -87,7 +92,7 @@ def check_size(what: str, value: object, limit: int = MAX_PARTS, *, plain: bool 
             )
         level = list(chain.from_iterable(_inside(what, kind, values) for kind, values in here.items()))
         if not level:
-            return
+            return limit - left
     raise NestedTooDeeply(f"{what} is nested too deeply, or contains itself; {MAX_LEVELS} levels are the limit")
 
 
@@ -216,22 +221,32 @@ def _check_tags(keys: list[str], tags: list[Any]) -> None:
             if sum(map(len, [one for one in values if type(one) is str])) + sum(map(len, names)) > MAX_TEXT:
                 raise Invalid(f"put: the tags have more than {MAX_TEXT} characters: send less at once")
             return  # the usual case, looked at for all at once
+    parts = 0
     for at, tag in enumerate(tags):
         what = f"the tag of {keys[at]!r}" if at < len(keys) else f"put: tags[{at}]"
         if type(tag) is not dict:
             check_size(what, tag, TAG_PARTS)
             continue
+        check_all_tags(parts)
         for name, value in tag.items():
             if type(value) not in _PLAIN:
-                check_size(f"tag {name!r} of {keys[at]!r}" if at < len(keys) else what, value, TAG_PARTS)
+                parts += check_size(f"tag {name!r} of {keys[at]!r}" if at < len(keys) else what, value, TAG_PARTS)
+
+
+def check_all_tags(parts: int) -> None:
+    """Raises Invalid if tags of so many parts are too many for one request."""
+    if parts > TAGS_PARTS:
+        raise Invalid(f"the tags have more than {TAGS_PARTS} parts and characters: send less at once")
 
 
 def _check_groups(groups: list[GroupSpec]) -> None:
+    parts = 0
     for spec in groups:
         if not _PLAIN.issuperset((type(spec.uid), type(spec.n), type(spec.order), type(spec.min_sessions))):
             check_size("admit: groups", [spec.uid, spec.n, spec.order, spec.min_sessions], TAG_PARTS)
         if spec.tag:
-            check_size(f"the tag of group {_shown(spec.uid)}", spec.tag, TAG_PARTS)
+            parts += check_size(f"the tag of group {_shown(spec.uid)}", spec.tag, TAG_PARTS)
+            check_all_tags(parts)
 
 
 def _shown(value: Any) -> str:
