@@ -204,3 +204,12 @@ def test_many_values_may_have_more_parts_together_than_one_may(monkeypatch):
         encode_objects([*values, list(range(101))], parts=100)
     with pytest.raises(objects.Large):
         encode_objects(values, parts=99)
+
+
+def test_an_array_of_no_bytes_a_row_is_refused_since_it_could_not_be_read():
+    texts, names = (np.zeros(3, dtype=[("n", kind)])["n"] for kind in ("U0", "S0"))
+    for array in (texts, names, texts.reshape(3, 1)):
+        with pytest.raises(TypeError, match="takes no bytes"):
+            encode_object([array], field="f")
+    for readable in (np.str_(""), np.zeros(0, "U"), np.array([""])):
+        assert repr(decode_object(encode_object(readable))) == repr(readable)
