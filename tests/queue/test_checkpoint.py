@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from transfer_queue import checkpoint
+from transfer_queue.checkpoint import loading
 from transfer_queue.client import QueueClient
 from transfer_queue.controller.core import ControllerCore
 from transfer_queue.controller.loads import Loads
-from transfer_queue.errors import Conflict, Invalid, NotFound
+from transfer_queue.errors import Conflict, Corrupt, Invalid, NotFound
 from transfer_queue.keys import LOADING, UNNAMED
 from transfer_queue.ledger import Ledger
 from transfer_queue.local import LocalQueue
@@ -136,6 +137,50 @@ async def test_what_a_load_has_put_goes_with_its_client(queue, client, saved):
         await checkpoint.load(dying, saved)
     assert await hidden(client) == []
     assert await state(client) == before
+
+
+async def test_a_load_holds_no_memory_when_it_has_ended(client, saved):
+    """An open segment of 8 MiB each, as long as nobody needs it."""
+    used = []
+    for _ in range(3):
+        await checkpoint.load(client, saved)
+        used.append((await client.stats()).units[0].used)
+    assert used[0] == used[-1]
+
+
+@pytest.mark.parametrize("changed", ["p", "q"])
+async def test_a_checkpoint_that_is_saved_anew_while_it_is_loaded_is_loaded_as_a_whole(queue, client, saved, changed):
+    """Of the first partition a page is read, of the second none: what was saved first, or what was saved last."""
+    other = queue.client("other")
+    await client.put("q", ["k"], {"x": np.arange(1)})
+    await checkpoint.save(client, saved)
+
+    async def save() -> None:
+        await other.put("p", ["k3"], {"x": np.array([-1])})
+        await other.put(changed, ["new"], {"x": np.array([-1])})
+        await checkpoint.save(other, saved)
+
+    at_find(client, 1, save)
+    await checkpoint.load(client, saved)
+    listed, values = await state(client)
+    assert (values[3], len(listed)) == ((-1, ROWS) if changed == "q" else (3, ROWS))
+    assert list((await client.list("q"))["q"]) == (["k", "new"] if changed == "q" else ["k"])
+    assert await hidden(client) == []
+
+
+async def test_a_checkpoint_that_is_saved_all_the_time_is_refused_in_the_end(queue, client, saved, monkeypatch):
+    other = queue.client("other")
+
+    async def filled(*_: Any) -> None:
+        await other.put("p", ["k3"], {"x": np.array([len(saves)])})
+        saves.append(await checkpoint.save(other, saved))
+        raise Corrupt("it does not match its digest")
+
+    saves: list[None] = []
+    monkeypatch.setattr(loading, "_fill", filled)
+    with pytest.raises(Conflict, match="saved anew 5 times while it was loaded"):
+        await checkpoint.load(client, saved)
+    assert len(saves) == loading.TRIES
 
 
 # --- whose a partition is that is being loaded ----------------------------------------------------------------------

@@ -12,17 +12,32 @@ from pathlib import Path
 import numpy as np
 
 from transfer_queue.checkpoint.checking import check
-from transfer_queue.checkpoint.format import Page, PartitionEntry, find_manifest, pages_of
+from transfer_queue.checkpoint.format import Manifest, Page, PartitionEntry, find_manifest, pages_of
 from transfer_queue.clients.async_client import QueueClient
-from transfer_queue.errors import Conflict, NotFound, QueueError
+from transfer_queue.errors import Conflict, Corrupt, NotFound, QueueError
 from transfer_queue.keys import LOADING
 from transfer_queue.storage.columns import Column, read_block
+
+TRIES = 5
+"""How often a load begins again because another checkpoint took the place of the one that it read."""
 
 
 async def load(client: QueueClient, directory: str | PathLike[str]) -> None:
     """Put back a checkpoint, all or nothing; of several loads at once the last one stays. Raises Invalid, Corrupt, and
     Conflict if a partition of the same name has prompt groups, or rows were lost on the way."""
-    directory, manifest = await asyncio.to_thread(find_manifest, directory)
+    found = await asyncio.to_thread(find_manifest, directory)
+    for _ in range(TRIES):
+        try:
+            return await _load(client, *found)
+        except (Corrupt, FileNotFoundError):
+            before, found = found, await asyncio.to_thread(find_manifest, directory)
+            if found == before:
+                raise
+    raise Conflict(f"{directory} was saved anew {TRIES} times while it was loaded; load it when that has ended")
+
+
+async def _load(client: QueueClient, directory: Path, manifest: Manifest) -> None:
+    """Raises also Corrupt or FileNotFoundError if another checkpoint takes its place meanwhile."""
     await asyncio.to_thread(check, directory, manifest)
     stem = f"{LOADING}{secrets.token_hex(12)}."
     entries = {f"{stem}{number}": entry for number, entry in enumerate(manifest.partitions) if entry.pages}
@@ -40,6 +55,9 @@ async def load(client: QueueClient, directory: str | PathLike[str]) -> None:
         if isinstance(error, NotFound):
             raise Conflict(f"{directory}: rows were cleared while they were loaded; load again") from error
         raise
+    finally:
+        for staged in entries:
+            await client.end_puts(staged)
 
 
 async def _fill(client: QueueClient, staged: str, directory: Path, entry: PartitionEntry) -> dict[str, bytes]:

@@ -332,6 +332,14 @@ class QueueClient(RowVerbs):
         """Depths, bytes and ages by partition, and the units; with `orders` also which groups are outstanding."""
         return await self._ask(Stats(orders), QueueStats)
 
+    async def end_puts(self, partition: str) -> None:
+        """This client puts nothing more to a partition: what room it holds for that is there for others."""
+        arena = self._arenas.pop(partition, None)
+        if arena is not None:
+            arena.finish()
+            if sealed := arena.sealed():
+                await self._seal(partition, arena, sealed)
+
     async def close(self) -> None:
         """End this client: its leases are released, its segments sealed."""
         if self._dropped is not None:

@@ -144,6 +144,11 @@ class WriteArena:
         for granted in self._finished:
             granted.recalled |= granted.segment.segment in segments
 
+    def finish(self) -> None:
+        """Nothing more is placed here."""
+        for granted in list(self._granted):
+            self._finish(granted)
+
     def owes(self) -> bool:
         """Whether somebody waits for what `sealed` would report now."""
         return any(g.recalled and not g.unsettled for g in self._finished)
