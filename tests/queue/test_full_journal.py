@@ -117,3 +117,20 @@ async def hears_of_the_disk(work: Awaitable[object], disk: Path) -> None:
         await work
     for part in (f"{disk}/queue/journal: No space left on device", f"the disk at {disk} has 0 MiB", "Make room there"):
         assert part in str(error.value)
+
+
+async def test_a_put_that_would_not_wait_long_does_not_wait_for_room_in_the_journal(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("transfer_queue.clients.async_client.REFUSED_GRACE", 0.5)
+    service = QueueService(
+        small / "queue", storage_dir=tmp_path, units=1, unit_budget_bytes=4 << 20, segment_bytes=1 << 20,
+        spill_budget_bytes=0,
+    )  # fmt: skip
+    await service.astart()
+    client = await QueueClient.connect(service.address, name="near")
+    fill(small)
+    await puts_until_refused(client)
+    began = time.monotonic()
+    await hears_of_the_disk(client.put("q", ["late"], {}, tags=[{}], wait=0.5), small)
+    assert time.monotonic() - began < 10.0
+    await client.close()
+    await service.astop(clean=True)

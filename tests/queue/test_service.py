@@ -463,3 +463,13 @@ def test_ctrl_c_twice_during_a_start_leaves_no_thread_no_process_and_no_lock(tmp
         assert wait_for_exit(pid, 10)
     with service:
         assert service.pids()
+
+
+async def test_a_start_that_fails_quotes_no_earlier_life(tmp_path):
+    (tmp_path / "unit-0.log").write_text("KeyboardInterrupt\n")
+    starting = supervisor.Supervisor([supervisor.Child("unit-0", ["nothing"])], tmp_path)
+    try:
+        with pytest.raises(DeadlineExceeded, match="unit-0: wrote no log"):
+            await starting.start(timeout=0.0)
+    finally:
+        await starting.stop()

@@ -90,6 +90,10 @@ SEGMENT_WAIT = 60.0
 """Seconds that a put waits for storage to write to, unless it says otherwise. Consumers that do not ack are the usual
 reason."""
 
+REFUSED_GRACE = 3.0
+"""Seconds beyond its `wait` that a put goes on while the controller says that it serves nobody: a full disk may have
+room again."""
+
 ATTEMPTS = 20
 """How often bytes are copied (or read) again because their segment went with its unit or controller: about 8 s."""
 
@@ -176,6 +180,7 @@ class QueueClient(RowVerbs):
         A column may be a Column, a numpy array (row i = array[i]), a list with one entry per row (1-D and higher
         arrays: ragged; anything else: objects) or a torch tensor, also jagged.
         """
+        patience = None if wait is None else check_wait(wait) + REFUSED_GRACE
         keys, wait = names_of("keys", keys), SEGMENT_WAIT if wait is None else check_wait(wait)
         packed = await packed_columns(columns, len(keys))
         committed: list[Committed] = []
@@ -192,7 +197,7 @@ class QueueClient(RowVerbs):
                 partition, keys, blocks, None if tags is None else [*tags], token, list(closes), sealed, want, rows
             )
             try:
-                reply = await self._ask(body, Committed)
+                reply = await self._ask(body, Committed, patience=patience)
             except (QueueError, asyncio.CancelledError):
                 arena.seal_again(sealed)
                 raise
@@ -421,9 +426,10 @@ class QueueClient(RowVerbs):
 
     # --- the wire --------------------------------------------------------------------------------------------
 
-    async def _ask(self, body: Mutation | Query, kind: type[R], wait: float = 0.0) -> R:
-        """The reply of this kind; within `wait`, which the controller keeps, and a grace for its restart."""
-        reply = await self._transport.request(body, timeout=wait + GRACE)
+    async def _ask(self, body: Mutation | Query, kind: type[R], wait: float = 0.0, patience: float | None = None) -> R:
+        """The reply of this kind; within `wait`, which the controller keeps, and a grace for its restart. `patience`:
+        see Transport.request."""
+        reply = await self._transport.request(body, timeout=wait + GRACE, patience=patience)
         if not isinstance(reply, kind):
             raise QueueError(f"{type(body).__name__} was answered by {type(reply).__name__}, expected {kind.__name__}")
         return reply

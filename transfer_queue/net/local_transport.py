@@ -40,10 +40,10 @@ class LocalTransport:
         self._left = left
         self._closed = False
 
-    async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
+    async def request(self, body: Mutation | Query, *, timeout: float = GRACE, patience: float | None = None) -> Reply:
         if self._closed:
             raise Disconnected(f"client {self.name!r} was closed")
-        request, waiting = self._waiters.add(body, timeout)
+        request, waiting = self._waiters.add(body, timeout, patience)
         try:
             self._submit(self.client, Request(request, body))
         except BaseException:

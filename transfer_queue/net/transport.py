@@ -65,8 +65,9 @@ class Transport(Protocol):
     on_welcome: Callable[[Welcome, bool], None]
     on_orphan: Callable[[Any, Reply], None]
 
-    async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
-        """The reply to `body`. Raises the QueueError that a Failed stands for, DeadlineExceeded, Disconnected."""
+    async def request(self, body: Mutation | Query, *, timeout: float = GRACE, patience: float | None = None) -> Reply:
+        """The reply to `body`, within `timeout`, or `patience` while the controller says that it serves nobody. Raises
+        the QueueError that a Failed stands for, DeadlineExceeded, Disconnected."""
         ...
 
     async def greet(self) -> Welcome:
@@ -148,7 +149,7 @@ class SocketTransport:
 
     _first: asyncio.Future[None] | None = None
 
-    async def request(self, body: Mutation | Query, *, timeout: float = GRACE) -> Reply:
+    async def request(self, body: Mutation | Query, *, timeout: float = GRACE, patience: float | None = None) -> Reply:
         if self._broken is not None:
             raise self._broken
         if os.getpid() != self._process:
@@ -156,7 +157,7 @@ class SocketTransport:
                 f"client {self.name!r} was made in process {self._process}, which forked this one: connect anew here"
             )
         self.check_open()
-        request, waiting = self._waiters.add(body, timeout)
+        request, waiting = self._waiters.add(body, timeout, patience)
         try:
             frame = encode_request(request, body)
             if len(frame) > MAX_FRAME:
@@ -278,6 +279,7 @@ class SocketTransport:
 
     def _welcome(self, reply: Any) -> None:
         self._refusal = reply.message if isinstance(reply, Failed) and reply.retry_after else ""
+        self._waiters.refused(bool(self._refusal))
         if self._refusal:
             return  # for now: Hello is said again soon
         if not isinstance(reply, Welcome):

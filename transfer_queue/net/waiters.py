@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.errors import DeadlineExceeded, QueueError
+from transfer_queue.errors import DeadlineExceeded, QueueError, QueueFull
 from transfer_queue.net.argument_errors import verb_of
 from transfer_queue.net.codec import error_of
 from transfer_queue.net.messages import Changes, Failed, Listing, Mutation, Part, Query, QueueStats, Reply
@@ -24,11 +24,9 @@ class Waiting:
     future: asyncio.Future[Reply]
     asked: float
     timeout: float
+    patience: float  # the same, while the controller says that it serves nobody
+    again: bool = False  # it was sent to a controller that does not know since when it waits
     parts: list[Listing | Changes | QueueStats] = field(default_factory=list)  # of its answer, so far
-
-    @property
-    def deadline(self) -> float:
-        return self.asked + self.timeout
 
 
 class Waiters:
@@ -47,18 +45,21 @@ class Waiters:
         self.waiting: dict[int, Waiting] = {}
         self._orphans: dict[int, Mutation | Query] = {}
         self._next = 0
+        self._refused = False
 
-    def add(self, body: Mutation | Query, timeout: float) -> tuple[int, Waiting]:
+    def add(self, body: Mutation | Query, timeout: float, patience: float | None = None) -> tuple[int, Waiting]:
+        """`timeout` and `patience` in seconds: see Waiting."""
         self._next += 1
         loop = asyncio.get_running_loop()
-        waiting = Waiting(body, loop.create_future(), loop.time(), timeout)
+        waiting = Waiting(body, loop.create_future(), loop.time(), timeout, timeout if patience is None else patience)
         self.waiting[self._next] = waiting
         return self._next, waiting
 
     async def result(self, request: int, waiting: Waiting, on_orphan: Callable[[Any, Reply], None]) -> Reply:
         """Await the answer until its deadline. `on_orphan` gets one that came as its asker was cancelled."""
-        if self._timer is None or waiting.deadline < self._timer.when():
-            self._set_timer(waiting.deadline)
+        deadline = self._deadline(waiting)
+        if self._timer is None or deadline < self._timer.when():
+            self._set_timer(deadline)
         try:
             return await waiting.future
         except asyncio.CancelledError:
@@ -85,10 +86,18 @@ class Waiters:
         if waiting.future.done():
             return waiting.body
         if isinstance(reply, Failed):
-            waiting.future.set_exception(error_of(reply))
+            waiting.future.set_exception(error_of(self._in_all(waiting, reply)))
         else:
             waiting.future.set_result(reply)
         return None
+
+    def _in_all(self, waiting: Waiting, failed: Failed) -> Failed:
+        """A wait that ran out, with the time before the controller that tells of it was there."""
+        if not waiting.again or failed.code not in (DeadlineExceeded.code, QueueFull.code):
+            return failed
+        waited = asyncio.get_running_loop().time() - waiting.asked
+        why = f" ({waited:.1f} s in all: the controller was away or was started again meanwhile)"
+        return msgspec.structs.replace(failed, message=failed.message + why)
 
     def _collect(self, request: int, part: Part) -> Reply | None:
         """The whole answer once its last part has come. Parts that do not follow are those of an earlier attempt."""
@@ -116,11 +125,21 @@ class Waiters:
     def remaining(self, request: int) -> Mutation | Query:
         """The body to send now: what is left of its wait."""
         waiting = self.waiting[request]
+        waiting.again = True
         wait = getattr(waiting.body, "wait", 0.0)
         if not wait:
             return waiting.body
         left = max(0.0, wait - (asyncio.get_running_loop().time() - waiting.asked))
         return msgspec.structs.replace(waiting.body, wait=left)
+
+    def refused(self, refused: bool) -> None:
+        """Whether the controller says, for now, that it serves nobody."""
+        self._refused = refused
+        if refused and self.waiting:
+            self._look()
+
+    def _deadline(self, waiting: Waiting) -> float:
+        return waiting.asked + (min(waiting.timeout, waiting.patience) if self._refused else waiting.timeout)
 
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
@@ -129,15 +148,17 @@ class Waiters:
 
     def _look(self) -> None:
         """End those that have waited long enough."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = None
         now = asyncio.get_running_loop().time()
         open_ = [waiting for waiting in self.waiting.values() if not waiting.future.done()]
         for waiting in open_:
-            if waiting.deadline <= now:
+            if self._deadline(waiting) <= now:
                 what = verb_of(type(waiting.body).__name__)
-                error = f"client {self.name!r} waited {waiting.timeout:.1f} s for {self.whom} to answer {what}: "
+                error = f"client {self.name!r} waited {now - waiting.asked:.1f} s for {self.whom} to answer {what}: "
                 waiting.future.set_exception(DeadlineExceeded(error + self._state()))
-        deadline = min((waiting.deadline for waiting in open_ if not waiting.future.done()), default=None)
+        deadline = min((self._deadline(waiting) for waiting in open_ if not waiting.future.done()), default=None)
         if deadline is not None:
             self._set_timer(deadline)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.service.lifetime import exited
-from transfer_queue.storage.private import open_regular, text_if_there
+from transfer_queue.storage.private import open_regular, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +56,12 @@ class Supervisor:
         self.children = children
         self._logs = logs
         self._tasks: list[asyncio.Task] = []
+        self._before: dict[str, int] = {}  # bytes of each log that are from before `start`
         self._failed = asyncio.Event()  # a process has ended so often that it will never serve
 
     async def start(self, timeout: float) -> None:
         """Start all and wait until all serve. Raises DeadlineExceeded with the last words of those that do not."""
+        self._before = {child.name: self._log_size(child.name) for child in self.children}
         self._tasks = [asyncio.create_task(self._supervise(child)) for child in self.children]
         ready = asyncio.create_task(self._all_ready())
         failed = asyncio.create_task(self._failed.wait())
@@ -146,8 +148,18 @@ class Supervisor:
             process.wait()
 
     def _last_words(self, name: str) -> str:
-        lines = (text_if_there(self._logs / f"{name}.log") or "").strip().splitlines()
+        try:
+            words = read_regular(self._logs / f"{name}.log")[self._before.get(name, 0) :]
+        except OSError:
+            words = b""
+        lines = words.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "wrote no log"
+
+    def _log_size(self, name: str) -> int:
+        try:
+            return (self._logs / f"{name}.log").stat().st_size
+        except OSError:
+            return 0
 
 
 def _environment() -> dict[str, str]:
