@@ -293,6 +293,13 @@ def test_the_controller_lets_nobody_wait_for_ever(wait):
     assert_invalid(core.ask("c", m.Lease("p", "t", "c", 1, wait=wait)), "give seconds")
 
 
+@pytest.mark.parametrize("ttl", [float("nan"), float("inf"), 1e300])
+def test_no_lease_by_the_clock_lasts_for_ever(ttl):
+    core = Core()
+    core.hello("c")
+    assert_invalid(core.ask("c", m.OpenPartition("p", [m.TaskSpec("t", "prompt", ttl=ttl)])), "give at most")
+
+
 def test_no_fetch_asks_for_more_rows_than_there_can_be():
     core = Core()
     core.hello("c")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -19,6 +20,7 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 _PYTHON = {"`array`": "a list", "`object`": "a dict", "`None`": "None"}
 
 
+@lru_cache(256)
 def verb_of(message: str) -> str:
     """What a client calls to send this message: Commit is put, OpenPartition is open_partition."""
     return _VERBS.get(message) or re.sub("(?<=[a-z])(?=[A-Z])", "_", message).lower()

@@ -163,6 +163,8 @@ def _check_inner_names(body: Admit | OpenPartition | Commit | AdoptPartitions) -
         for task in body.tasks:
             _check_given_all("task", [getattr(task, "name", None)])
             _check_given_all("field", getattr(task, "fields", []))
+            if isinstance(ttl := getattr(task, "ttl", 0.0), float | int) and not ttl <= MAX_WAIT:
+                raise Invalid(f"task {_shown(task.name)}: ttl={_shown(ttl)}; give at most {MAX_WAIT:.0f} s (30 days)")
     elif isinstance(body, AdoptPartitions):
         _check_given_all("partition", [*body.names, *body.names.values(), *body.consumed])
         _check_given_all("task", [*chain.from_iterable(body.consumed.values())])
@@ -215,10 +217,11 @@ def _serials(value: Any) -> list[bytes]:
 
 def _check_tags(keys: list[str], tags: list[Any]) -> None:
     if set(map(type, tags)) == {dict}:
-        values = list(chain.from_iterable(map(dict.values, tags)))
-        names = list(chain.from_iterable(tags))
-        if _PLAIN.issuperset(map(type, values)) and {str}.issuperset(map(type, names)):
-            if sum(map(len, [one for one in values if type(one) is str])) + sum(map(len, names)) > MAX_TEXT:
+        values, names = list(chain.from_iterable(map(dict.values, tags))), set(chain.from_iterable(tags))
+        kinds = set(map(type, values))
+        if kinds <= _PLAIN and {str}.issuperset(map(type, names)):
+            text = sum(map(len, [one for one in values if type(one) is str])) if str in kinds else 0
+            if text + max(map(len, names), default=0) * len(values) > MAX_TEXT:
                 raise Invalid(f"put: the tags have more than {MAX_TEXT} characters: send less at once")
             return  # the usual case, looked at for all at once
     parts = 0
