@@ -10,8 +10,8 @@ val-aux/versions/{min,max} tell the oldest and the newest weights that sampled a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Literal, Protocol
 
 from streamrl.monitor.metrics_log import VALIDATION, read_validations
 from streamrl.trainer import validation
@@ -107,7 +107,7 @@ class Validations:
         self._report.validated(step, label, found.metrics())
 
 
-Validate = Callable[[Label, int], Awaitable[None]]
+Validate = Callable[[Label, int], Coroutine[Any, Any, None]]
 
 
 def _mode(group: Group) -> dict[str, str]:
@@ -138,7 +138,7 @@ class ValidationLane:
             return
         self.check()
         self._step = step
-        self._task = asyncio.create_task(_of(self._validate(label, step)), name=f"validation of step {step}")
+        self._task = asyncio.create_task(self._validate(label, step), name=f"validation of step {step}")
 
     @property
     def under_way(self) -> bool:
@@ -161,7 +161,3 @@ class ValidationLane:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-
-async def _of(work: Awaitable[None]) -> None:
-    await work

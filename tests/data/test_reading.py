@@ -111,7 +111,7 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path):
         ({"tool_selection": ["a", 1]}, "column 'tool_selection': expected a list of tool names"),
         ({"n": 0}, "column 'n': expected a number of samples from 1 to 4096, found int 0"),
         ({"__rollout_n__": "4"}, "column '__rollout_n__': expected a number of samples"),
-        ({"prompt": "\ud800"}, "line 2: field 'row' row 0: 'utf-8' codec can't encode character '\\ud800'"),
+        ({"prompt": "\ud800"}, "line 2: field 'row' row 0: '\\ud800' is no valid text"),
         ({"images": "a.png"}, "column 'images': expected a list, found str"),
     ],
 )

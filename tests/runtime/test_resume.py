@@ -105,8 +105,8 @@ def test_a_run_killed_while_it_validates_asks_again(tmp_path: Path) -> None:
     job = Job(tmp_path, *VIRTUAL, "trainer.save_freq=3", *validating, steps=6)
 
     def validates() -> bool:
-        events = [event for event in read_events(job.path) if event.name == "validate"]
-        return bool(events) and events[-1].kind == "begin" and events[-1].fields["when"] == "during"
+        events = [event for event in read_events(job.path) if event.name == "validate_beside"]
+        return bool(events) and events[-1].kind == "begin"
 
     job.start()
     job.wait_until(validates, "validation during the training")
