@@ -58,7 +58,8 @@ def as_column(field: str, values: Any, parts: int = MAX_PARTS) -> Column:
     except Invalid as error:
         raise Invalid(f"field {field!r}: {error}") from None
     except MemoryError:
-        size = f" ({values.nbytes} bytes)" if hasattr(values, "nbytes") else ""
+        nbytes = getattr(values, "nbytes", None)
+        size = "" if nbytes is None else f" ({nbytes} bytes)"
         raise Invalid(
             f"field {field!r}{size} does not fit into the memory of this process; put fewer rows at a time"
         ) from None
