@@ -239,10 +239,10 @@ async def test_a_segment_that_came_as_its_put_was_cancelled_is_given_back(monkey
 def held(ask: Any, go_on: asyncio.Event, where: str) -> Any:
     """A client's requests, of which commits wait before they are sent, or before their answer arrives."""
 
-    async def asking(body: Any, *arguments: Any) -> Any:
+    async def asking(body: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(body, m.Commit) and where == "before the commit":
             await go_on.wait()
-        reply = await ask(body, *arguments)
+        reply = await ask(body, *arguments, **options)
         if isinstance(body, m.Commit):
             await go_on.wait()
         return reply

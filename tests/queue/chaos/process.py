@@ -83,7 +83,7 @@ class Elsewhere:
     async def write(self, segment: int, offset: int, data: Any) -> None:
         await self.read(segment, offset, len(data))
 
-    def close(self) -> None:
+    def close(self, error: QueueError | None = None) -> None:
         pass
 
 
