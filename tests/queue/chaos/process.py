@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.queue.chaos.loop import SeededLoop
 from tests.queue.chaos.network import SimLink
 from transfer_queue.client import QueueClient
-from transfer_queue.errors import SegmentGone
+from transfer_queue.errors import QueueError, SegmentGone
 from transfer_queue.net.messages import VERSION, Hello
 from transfer_queue.net.transport import SocketTransport
 
