@@ -53,6 +53,11 @@ def test_seen_uids_is_a_set_that_keeps_runs() -> None:
         seen.add(uid)
     assert sorted(seen) == sorted(uids)
     assert seen.logical_form() == [[(0, [[0, 300]]), (3, [[0, 300]])], ["a", "b1", "e00p0000001", "e0p12"]]
+    for i, uid in enumerate(uids):
+        seen.discard(uid)
+        seen.discard(uid)
+        assert set(uids[i : i + 50]) - set(seen) == {uid}
+    assert not seen
 
 
 def test_only_what_prompt_uid_makes_is_split() -> None:

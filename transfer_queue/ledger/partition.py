@@ -243,6 +243,7 @@ class Partition:
         self._withdraw(group)
         del self.by_state[group.state][group.uid]
         del self.groups[group.uid]
+        self.seen.discard(group.uid)  # one that was dead and replayed
         group.state, group.reason = "dropped", "forgotten: the trainer begins again at an earlier step"
         self.changes.note(group.uid, self.view(group))
         self.rows.erase(group.all_rows())

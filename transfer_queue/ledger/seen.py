@@ -10,7 +10,7 @@ from transfer_queue.keys import prompt_uid, split_prompt_uid
 
 
 class SeenUids:
-    """A set of uids that only grows.
+    """A set of uids that hardly ever loses one.
 
     Uids made by `prompt_uid` are kept as runs of consecutive positions per epoch, which stay few because prompts finish
     roughly in order; all others are kept as they are.
@@ -57,6 +57,23 @@ class SeenUids:
             runs[at][0] = position
         else:
             runs.insert(at, [position, position + 1])
+
+    def discard(self, uid: str) -> None:
+        """As if it had never been added."""
+        parts = split_prompt_uid(uid)
+        if parts is None:
+            self._others.discard(uid)
+            return
+        epoch, position = parts
+        runs = self._runs.get(epoch, [])
+        at = bisect_right(runs, position, key=lambda run: run[0]) - 1
+        if at < 0 or position >= runs[at][1]:
+            return
+        first, end = runs[at]
+        runs[at : at + 1] = [run for run in ([first, position], [position + 1, end]) if run[0] < run[1]]
+        if not runs:
+            del self._runs[epoch]
+
 
     def dump(self) -> object:
         return [list(self._runs.items()), list(self._others)]
