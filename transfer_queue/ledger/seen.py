@@ -74,7 +74,6 @@ class SeenUids:
         if not runs:
             del self._runs[epoch]
 
-
     def dump(self) -> object:
         return [list(self._runs.items()), list(self._others)]
 
