@@ -12,8 +12,10 @@ from benchmarks.queue.workload import Figures
 COLOURS = {"ours": "#2563eb", "peer": "#d97706", "memcpy": "#6b7280"}
 NOT_SECONDS = (
     "bytes", "bytes a row", "trials", "clients", "requests a second, slowest client", "descriptors", "threads",
-    "rows", "found",
+    "rows", "found", "large, held", "large, live", "many, held", "many, live", "spilled bytes", "answered", "right",
+    "taken", "filled", "consumed",
 )  # fmt: skip
+"""Figures that are bytes, counts or shares; the bars tell them with their unit."""
 
 
 def markdown(results: dict[str, Figures], bars: list[Bar], heading: str, *, quick: bool = False) -> str:
