@@ -41,7 +41,7 @@ def put_rows(client: SyncQueueClient, numbers: range) -> None:
 
 
 def test_processes_on_a_full_tmpfs_say_so_lose_nothing_and_go_on_when_there_is_room(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 1.0)
+    monkeypatch.setattr("transfer_queue.clients.async_client.SEGMENT_WAIT", 3.0)
     service = QueueService(
         tmp_path / "run", storage_dir=small, units=1, unit_budget_bytes=20 * MIB, segment_bytes=MIB,
         spill_budget_bytes=0,
