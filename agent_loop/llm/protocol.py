@@ -5,7 +5,7 @@ Tokens in, tokens out. Nothing here knows text, Ray or torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -39,6 +39,13 @@ class Generation:
     engine_seconds: float = 0.0  # holding a slot
 
 
+def since(made: Generation, have: int) -> Generation:
+    """The tokens after the first `have` of a generation that may be growing in another thread: an engine appends the
+    version last, so as many tokens as there are versions are whole."""
+    whole = len(made.weight_versions)
+    return Generation(made.token_ids[have:whole], made.log_probs[have:whole], made.weight_versions[have:whole])
+
+
 @dataclass(slots=True)
 class Scores:
     """What a model says of R tokens that another one sampled."""
@@ -61,6 +68,8 @@ class ServerLoad:
     rows_scored: int = 0  # answers of `score`, since the start
     tokens_scored: int = 0  # their response tokens
     score_queue_seconds: float = 0.0  # what these answers waited for their turn, in all
+    preemptions: int = 0  # running requests that lost their cache for want of room, since the start
+    cache_usage: float = 0.0  # share of the KV cache that running requests hold, 0 to 1
 
 
 class ServerDied(ConnectionError):
@@ -94,6 +103,15 @@ class LLMServer(Protocol):
         """`images` (PNG, JPEG, ...) stand where `prompt_ids` has runs of placeholder tokens, in order. Raises
         ServerDied, ContextOverflow, ImagesNotServed."""
         ...
+
+    async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
+        """What these open requests have made so far: by id, the tokens after their first `have[id]` ones (its lists are
+        all that means something yet). Ids that are unknown or have nothing new may be left out.
+
+        Asked every half a second by who has requests here: so a death costs a request the tokens since the last answer,
+        and silence is noticed. Answered at once, also while paused or asleep. A server without this verb loses the
+        tokens of its open requests when it dies. Raises ServerDied."""
+        return {}
 
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
         """The log-prob of each response token after the prompt and the response tokens before it. Waits while paused.
@@ -143,6 +161,23 @@ class LLMClient(Protocol):
     ) -> Generation:
         """`session` makes later turns of a trajectory find their prefix cache. Never returns "aborted" unless
         the whole run stops."""
+        ...
+
+
+class LLMPool(LLMClient, Protocol):
+    """What a worker has its sessions' clients call: an LLMClient that also says what a call cost that gave no result."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        session: str,
+        images: Sequence[bytes] = (),
+        so_far: Generation | None = None,
+    ) -> Generation:
+        """`so_far` is extended as tokens come in, and is what is returned. It is true also of a call that raises: one
+        that was cancelled is aborted on its server first, so that the tokens it had and its slot time are known."""
         ...
 
 

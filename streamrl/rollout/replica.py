@@ -149,6 +149,11 @@ class RayLLMServer:
             self._server.generate(request_id, prompt_ids, sampling, *([images] if images else ()))
         )
 
+    async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
+        if not hasattr(self._server, "progress"):  # one that was registered, from before this verb
+            return {}
+        return await self._watched(self._server.progress(have))
+
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
         if not hasattr(self._server, "score"):  # one that was registered, from before this verb
             raise CannotScore(f"{self._name}: {type(self._server).__name__} scores no tokens")
@@ -209,7 +214,7 @@ class _NotStarted:
     async def _die(self, *_: object) -> Any:
         raise ServerDied(f"the server could not start: {self.error}")
 
-    generate = score = abort = update_weights = pause = resume = sleep = wake_up = load = _die
+    generate = progress = score = abort = update_weights = pause = resume = sleep = wake_up = load = _die
 
     async def close(self) -> None: ...
 
@@ -241,6 +246,9 @@ class RayServerHandle:
         except asyncio.CancelledError:
             self._actor.abort.remote([request_id])
             raise
+
+    async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
+        return await self._answer("progress", self._actor.progress.remote(dict(have)))
 
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
         """Cancelling it costs the server at most one forward pass."""

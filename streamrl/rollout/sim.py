@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,6 +132,17 @@ class SimServer:
         script = draw_script(self.sim, self._streams.of(sampling.seed), len(prompt_ids), sampling)
         future = asyncio.get_running_loop().create_future()
         return await self._ended(_Run(request_id, script, future, loop_time(), version=sampling.weight_version))
+
+    async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
+        """What lies in the past."""
+        self._check_alive()
+        now = self._time.now()
+        made: dict[str, Generation] = {}
+        for id, known in have.items():
+            run = self._running.get(id)
+            if run is not None and (count := run.past(now)) > known:
+                made[id] = self._made(run, known, count)
+        return made
 
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
         """Numbers that depend on the tokens and the temperature alone. Raises ServerDied, ContextOverflow, ValueError.
@@ -290,17 +301,18 @@ class SimServer:
     def _end(self, run: _Run, reason: StopReason, count: int) -> None:
         now = loop_time()
         admitted = now if run.admitted is None else run.admitted
-        generation = Generation(
-            token_ids=run.script.token_ids[:count],
-            log_probs=run.script.log_probs[:count],
-            weight_versions=self._stamps(run.times[:count]) if run.version is None else [run.version] * count,
-            stop_reason=reason,
-            queue_seconds=admitted - run.submitted,
-            engine_seconds=now - admitted,
-        )
+        generation = self._made(run, 0, count)
+        generation.stop_reason = reason
+        generation.queue_seconds, generation.engine_seconds = admitted - run.submitted, now - admitted
         self._remove(run, count)
         if not run.future.done():
             run.future.set_result(generation)
+
+    def _made(self, run: _Run, first: int, count: int) -> Generation:
+        """Its tokens from `first` up to `count`."""
+        named = run.version
+        stamps = self._stamps(run.times[first:count]) if named is None else [named] * (count - first)
+        return Generation(run.script.token_ids[first:count], run.script.log_probs[first:count], stamps)
 
     def _stamps(self, times: np.ndarray) -> list[int]:
         """The version of the token at each of these engine times, ascending."""

@@ -21,11 +21,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, refuse_images
+from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, refuse_images, since
 from streamrl.rollout.batch_engine import BatchEngine, Request
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.loading import load_model
@@ -124,6 +124,12 @@ class TorchServer:
         except asyncio.CancelledError:
             self._post(_Command(lambda: self._abort([request_id]), None))
             raise
+
+    async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
+        """Reads what the engine's thread has appended; waits for no step."""
+        self._check_alive()
+        made = {id: self._open[id].generation for id in have if id in self._open}
+        return {id: since(got, have[id]) for id, got in made.items() if len(got.weight_versions) > have[id]}
 
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
         """Raises ServerDied, ContextOverflow, ValueError, FloatingPointError."""

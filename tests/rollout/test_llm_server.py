@@ -146,6 +146,36 @@ def test_abort_keeps_tokens_and_log_probs(case: Case) -> None:
     case.run(test)
 
 
+def test_tokens_can_be_read_while_they_are_made_and_are_those_of_the_end(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        running = [start(server, f"r{i}", LONG) for i in range(SLOTS)]
+        waiting = start(server, "waiting", 5)
+        await until_tokens(server, 30)
+        have = {f"r{i}": 0 for i in range(SLOTS)} | {"waiting": 0, "unknown": 0}
+        first = await server.progress(have)
+        assert set(first) == {f"r{i}" for i in range(SLOTS)}
+        await server.update_weights(case.publish(1), 1)
+        made = (await server.load()).tokens_generated
+        await until_tokens(server, made + 30)
+        counts = {name: len(piece.token_ids) for name, piece in first.items()}
+        more = await server.progress(counts)
+        await server.pause()
+        assert await server.progress(have)
+        await server.resume()
+        await server.abort()
+        for name, task in zip(first, running, strict=True):
+            got, piece, rest = await task, first[name], more[name]
+            check(piece)
+            check(rest)
+            for field in ("token_ids", "log_probs", "weight_versions"):
+                seen = getattr(piece, field) + getattr(rest, field)
+                assert seen == getattr(got, field)[: len(seen)]
+            assert rest.weight_versions[-1] == 1
+        await waiting
+
+    case.run(test)
+
+
 def test_a_waiting_request_aborts_without_tokens(case: Case) -> None:
     async def test(server: LLMServer) -> None:
         running = [start(server, f"r{i}", LONG) for i in range(SLOTS)]
