@@ -31,7 +31,7 @@ def write(directory: Path, *partitions: tuple[str, list[tuple[Any, ...]]], rows:
     entries = []
     for number, (name, pages) in enumerate(partitions):
         with (directory / f"{number}.rows").open("wb") as file:
-            written = [saving._write_page(file, *one) for one in pages]
+            written = [saving.write_page(file, *one) for one in pages]
         count = sum(len(one[0].keys) for one in pages) if rows is None else rows
         entries.append(PartitionEntry(name, f"{number}.rows", count, written))
     body = msgspec.json.encode(Manifest(FORMAT, True, {}, entries))

@@ -1,4 +1,5 @@
 """Checkpoints: all plain rows of a queue in a directory. Rows of prompt groups are left out: their journal keeps them.
+Who needs finished groups beside the journal, in the same form, copies them by themselves (groups.py).
 
     manifest.json    format, what was saved, and of each partition its file and pages (bytes, xxh3-128); its own digest
     00000.rows       one partition: pages of up to ROWS rows or BYTES, each a msgpack Page and then its aligned columns
@@ -10,7 +11,8 @@ them in place in one step. Nothing is unpickled: the columns are those of segmen
 """
 
 from transfer_queue.checkpoint.format import read_manifest
+from transfer_queue.checkpoint.groups import GroupsCopy, copy_groups, load_groups, write_groups
 from transfer_queue.checkpoint.loading import load
 from transfer_queue.checkpoint.saving import save
 
-__all__ = ["load", "read_manifest", "save"]
+__all__ = ["GroupsCopy", "copy_groups", "load", "load_groups", "read_manifest", "save", "write_groups"]

@@ -36,14 +36,15 @@ def _check_partition(directory: Path, entry: PartitionEntry) -> None:
     """Keys of all pages are told apart by 64 bits of each: names alone would fill the memory of a large queue."""
     digests = []
     for page, data in pages_of(directory, entry):
-        _check_page(page, data)
+        check_page(page, data)
         digests.append(np.array([xxhash.xxh3_64_intdigest(key.encode()) for key in page.keys], np.uint64))
     keys = np.concatenate(digests or [np.empty(0, np.uint64)])
     if len(keys) != entry.rows or len(np.unique(keys)) != len(keys):
         raise Invalid(f"{len(keys)} rows with {len(np.unique(keys))} keys, where the manifest says {entry.rows} rows")
 
 
-def _check_page(page: Page, data: np.ndarray) -> None:
+def check_page(page: Page, data: np.ndarray) -> None:
+    """Raises Invalid."""
     rows = len(page.keys)
     lengths = {len(page.tags), *(len(flags) for flags in page.consumed.values())}
     if lengths - {rows} or not rows:

@@ -53,7 +53,7 @@ async def save(
             path = work / f"{len(entries):05}.rows"
             entries.append(await _save_partition(client, name, tasks, path, include_storage))
         manifest = Manifest(FORMAT, include_storage, metadata or {}, entries)
-        finishing = asyncio.ensure_future(asyncio.to_thread(_finish, work, target, file, manifest))
+        finishing = asyncio.ensure_future(asyncio.to_thread(finish, work, target, file, manifest))
         try:
             await asyncio.shield(finishing)
         finally:  # who is cancelled waits too: nothing may be removed under a thread that puts it in place
@@ -94,7 +94,7 @@ async def _save_partition(
             if not rows.keys:
                 break
             consumed = {task: await _consumed(client, name, rows, task, after) for task in tasks}
-            entry.pages.append(await asyncio.to_thread(_write_page, file, rows, columns, consumed))
+            entry.pages.append(await asyncio.to_thread(write_page, file, rows, columns, consumed))
             entry.rows += len(rows.keys)
             after = int(np.frombuffer(rows.rows, np.int64)[-1])
         file.flush()
@@ -102,11 +102,11 @@ async def _save_partition(
     return entry
 
 
-_Present = tuple[str, Column, np.ndarray]
+Present = tuple[str, Column, np.ndarray]
 """A field, its values in some rows, and the places of those in their page."""
 
 
-async def _read_page(client: QueueClient, name: str, after: int, include_storage: bool) -> tuple[Rows, list[_Present]]:
+async def _read_page(client: QueueClient, name: str, after: int, include_storage: bool) -> tuple[Rows, list[Present]]:
     """The next rows with their columns; looked up again if they move meanwhile. Raises NotFound, SegmentGone."""
     gone = SegmentGone(f"rows of {name!r} did not stand still")
     count = ROWS
@@ -116,7 +116,7 @@ async def _read_page(client: QueueClient, name: str, after: int, include_storage
             count = fits
             rows = await client.find(name, after=after, count=count, located=True)
         try:
-            return rows, await _columns(client, rows.located)
+            return rows, await columns_of(client, rows.located)
         except SegmentGone as error:
             gone = error
             await asyncio.sleep(min(0.5, 0.05 * attempt))
@@ -125,18 +125,25 @@ async def _read_page(client: QueueClient, name: str, after: int, include_storage
 
 def _fitting(located: Located) -> int:
     """How many of these rows are about BYTES."""
-    per_row = [block.nbytes / block.rows for block in located.blocks]
-    nbytes = 0.0
-    for place in located.places:
-        block = np.frombuffer(place.block, "<i4")
-        nbytes += float(np.asarray(per_row)[block[block >= 0]].sum())
+    nbytes = float(row_bytes(located).sum())
     return len(located.keys) if nbytes <= BYTES else max(1, int(len(located.keys) * BYTES / nbytes))
 
 
-async def _columns(client: QueueClient, located: Located | None) -> list[_Present]:
+def row_bytes(located: Located) -> np.ndarray:
+    """About how many bytes each row takes: its share of the blocks in which it lies. float64[rows]"""
+    per_row = np.array([block.nbytes / block.rows for block in located.blocks])
+    nbytes = np.zeros(len(located.keys))
+    for place in located.places:
+        block = np.frombuffer(place.block, "<i4")
+        there = block >= 0
+        nbytes[there] += per_row[block[there]]
+    return nbytes
+
+
+async def columns_of(client: QueueClient, located: Located | None) -> list[Present]:
     """Field by field, since not every row has each, and in each the rows that were put in one form, so that they come
     back as they were put."""
-    found: list[_Present] = []
+    found: list[Present] = []
     if located is None:
         return found
     forms: dict[Form, int] = {}
@@ -175,7 +182,7 @@ async def _consumed(client: QueueClient, name: str, rows: Rows, task: str, after
     return bytes(flags.get(serial, 0) for serial in serials)
 
 
-def _write_page(file: BinaryIO, rows: Rows, columns: list[_Present], consumed: dict[str, bytes]) -> PageEntry:
+def write_page(file: BinaryIO, rows: Rows, columns: list[Present], consumed: dict[str, bytes]) -> PageEntry:
     described, end = [], 0
     for field, column, at in columns:
         block = Block(field, 0, end, column.nbytes, column.rows, column.kind, column.dtype, column.shape, 0)
@@ -192,7 +199,7 @@ def _write_page(file: BinaryIO, rows: Rows, columns: list[_Present], consumed: d
     return PageEntry(len(header), end, digest.hexdigest())
 
 
-def _finish(work: Path, target: Path, file: BinaryIO, manifest: Manifest) -> None:
+def finish(work: Path, target: Path, file: BinaryIO, manifest: Manifest) -> None:
     """The manifest last; then the whole takes its place."""
     body = msgspec.json.encode(manifest)
     file.write(body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
