@@ -145,7 +145,12 @@ class GroupRun:
             self.on_session_end()
 
     async def _session(self, prompt: dict[str, Any], session: int) -> None:
-        async with self.slots:
+        try:
+            await self.slots.acquire()
+        except asyncio.CancelledError:
+            self.runner.never_ran(partition=self.partition, uid=self.group.uid, session=session)
+            raise
+        try:
             outcome = await self._run(prompt, session)
             match outcome:
                 case SessionRows():
@@ -155,6 +160,8 @@ class GroupRun:
                 case Interrupted(reason):
                     self.counts["sessions_interrupted"] += 1
                     self._unfinished = reason
+        finally:
+            self.slots.release()
 
     async def _run(self, prompt: dict[str, Any], session: int) -> SessionRows | Failed | Interrupted:
         try:

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from agent_loop.llm.metered import MeteredClient
-from agent_loop.llm.protocol import LLMClient, SamplingParams, ServerDied
+from agent_loop.llm.metered import LLMPool, MeteredClient
+from agent_loop.llm.protocol import SamplingParams, ServerDied
 from agent_loop.loop import AgentContext, AgentLoop, Budgets, SpanSink, no_spans
 from agent_loop.rendering.chat import ChatTokenizer
 from agent_loop.rendering.images import ImageRenderer
@@ -70,7 +70,7 @@ class Interrupted:
 class SessionRunner:
     """What all sessions of a worker share."""
 
-    llm: LLMClient
+    llm: LLMPool
     chat: ChatTokenizer
     budgets: Budgets
     sampling: SamplingParams
@@ -102,14 +102,19 @@ class SessionRunner:
         begun = ctx.clock()
         try:
             outcome = await self._outcome(loop, prompt, ctx, uid, session, tells_all=bool(tag.get(TELLS_ALL)))
+            if self.teacher is not None and partition in self.teacher.partitions and isinstance(outcome, SessionRows):
+                outcome = await self._taught(self.teacher, outcome, ctx)
         except asyncio.CancelledError:  # what it sampled is waste, and is told
-            told = {"status": "interrupted", "reason": "cancelled", "tokens": int(ctx.metrics.get(SAMPLED, 0))}
-            self.on_span("session", begun, ctx.clock(), partition=partition, uid=uid, session=session, **told)
+            self._report(None, ctx, begun, partition=partition, uid=uid, session=session)
             raise
-        if self.teacher is not None and partition in self.teacher.partitions and isinstance(outcome, SessionRows):
-            outcome = await self._taught(self.teacher, outcome, ctx)
         self._report(outcome, ctx, begun, partition=partition, uid=uid, session=session)
         return outcome
+
+    def never_ran(self, *, partition: str, uid: str, session: int) -> None:
+        """It was cancelled while it waited for its turn."""
+        now = asyncio.get_running_loop().time()
+        told = {"partition": partition, "uid": uid, "session": session, "status": "cancelled"}
+        self.on_span("session", now, now, **told, tokens=0, engine_seconds=0.0)
 
     def _context(self, tag: Mapping[str, Any], partition: str, uid: str, session: int) -> AgentContext:
         metrics: dict[str, float] = {}
@@ -198,8 +203,9 @@ class SessionRunner:
         return [finite_score(score, "the agent loop set") for score in scores], details
 
     def _report(
-        self, outcome: SessionRows | Failed | Interrupted, ctx: AgentContext, begun: float, **labels: Any
+        self, outcome: SessionRows | Failed | Interrupted | None, ctx: AgentContext, begun: float, **labels: Any
     ) -> None:
+        """`outcome` None: it was cancelled."""
         fields: dict[str, Any] = {
             "tokens": int(ctx.metrics.get(SAMPLED, 0)),
             **{name: ctx.metrics.get(name, 0.0) for name in ("engine_seconds", "queue_seconds", "tool_seconds")},
@@ -216,6 +222,8 @@ class SessionRunner:
                 fields |= {"status": "failed", "reason": reason}
             case Interrupted(reason):
                 fields |= {"status": "interrupted", "reason": reason}
+            case None:
+                fields |= {"status": "cancelled"}
         self.on_span("session", begun, ctx.clock(), **labels, **fields)
 
 

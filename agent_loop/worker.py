@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from agent_loop.group import GroupRun
-from agent_loop.llm.protocol import LLMClient, SamplingParams, Scorer
+from agent_loop.llm.metered import LLMPool
+from agent_loop.llm.protocol import SamplingParams, Scorer
 from agent_loop.loop import AGENT_LOOPS, AgentLoop, Budgets, SpanSink, load_agent_loop, no_spans
 from agent_loop.plugins import PluginError
 from agent_loop.rendering.chat import ChatTokenizer
@@ -84,7 +85,7 @@ class AgentLoopWorker:
     def __init__(
         self,
         queue: QueueClient,
-        llm: LLMClient,
+        llm: LLMPool,
         config: WorkerConfig,
         *,
         name: str,

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, Score
 from agent_loop.llm.router import Router, Ticket
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Patience:
     healthy: float = 120.0  # for any server to be healthy; also for a server that keeps aborting without a token
     answer: float = 600.0  # for one generation or score; a server that is silent for longer counts as dead
     probe: float = 10.0  # for one health check
+    abort: float = 2.0  # for what a cancelled generation had until then; a decode step, or a prefill
     first_pause: float = 0.1  # between health checks, doubling
     longest_pause: float = 5.0
     deaths: int = 8  # servers that may die under one request before it is given up
@@ -39,11 +41,12 @@ class NoServer(ServerDied):
 
 
 class RoutedClient:
-    """Implements LLMClient and Scorer over several LLMServers.
+    """Implements LLMPool and Scorer over several LLMServers.
 
     - A request whose server died continues elsewhere, from the tokens it already has.
     - An aborted request continues with the prompt plus its tokens; all pieces together never exceed `max_tokens`.
     - Pieces keep the sampling seed: an engine draws by (seed, position), so a continuation continues the stream.
+    - A cancelled request is aborted, and ends when the server has said what it had, or `Patience.abort` is over.
     """
 
     def __init__(
@@ -61,16 +64,21 @@ class RoutedClient:
         self._fault: BaseException | None = None
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingParams, *, session: str, images: Sequence[bytes] = ()
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        session: str,
+        images: Sequence[bytes] = (),
+        so_far: Generation | None = None,
     ) -> Generation:
         """Raises ServerDied (retries exhausted, or NoServer), ContextOverflow and ImagesNotServed; "aborted" only after
         `close`."""
-        done, setbacks = Generation(), _Setbacks(session, self._patience)
+        done = Generation() if so_far is None else so_far
+        setbacks = _Setbacks(session, self._patience)
         while (ticket := await self._acquire(session, len(prompt_ids) + sampling.max_tokens)) is not None:
-            left = sampling.max_tokens - len(done.token_ids)
             try:
-                history = prompt_ids + done.token_ids
-                piece = await self._call(ticket, history, replace(sampling, max_tokens=left), images)
+                piece = await self._call(ticket, prompt_ids, sampling, images, done)
             except ServerDied as error:
                 self._take_out(ticket, str(error))
                 setbacks.count_death(error)
@@ -150,20 +158,38 @@ class RoutedClient:
             ) from None
 
     async def _call(
-        self, ticket: Ticket, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes]
+        self, ticket: Ticket, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes], done: Generation
     ) -> Generation:
+        """The next piece after `done`; if this is cancelled, `done` has what was sampled of it."""
         self._requests += 1
-        request_id = f"{self._prefix}-{self._requests}"
-        server = self._servers[ticket.server]
+        request_id, server = f"{self._prefix}-{self._requests}", self._servers[ticket.server]
+        left = replace(sampling, max_tokens=sampling.max_tokens - len(done.token_ids))
+        shown = [images] if images else ()
+        call = asyncio.ensure_future(server.generate(request_id, prompt_ids + done.token_ids, left, *shown))
+        call.add_done_callback(_looked_at)
         try:
-            async with asyncio.timeout(self._patience.answer):
-                return await server.generate(request_id, prompt_ids, sampling, *([images] if images else ()))
-        except TimeoutError:
-            self._abort(server, request_id)
-            raise ServerDied(f"server {ticket.server} gave no answer within {self._patience.answer:g} s") from None
+            await asyncio.wait({call}, timeout=self._patience.answer)
         except asyncio.CancelledError:
-            self._abort(server, request_id)
+            if (piece := await self._aborted(server, request_id, call)) is not None:
+                _extend(done, piece, sampling, ticket.server)
             raise
+        if call.done():
+            return call.result()
+        call.cancel()
+        self._abort(server, request_id)
+        raise ServerDied(f"server {ticket.server} gave no answer within {self._patience.answer:g} s")
+
+    async def _aborted(self, server: LLMServer, request_id: str, call: asyncio.Future[Generation]) -> Generation | None:
+        """What a call whose caller is gone has given; None if its server does not say so in time."""
+        try:
+            if not call.done():
+                abort = self._abort(server, request_id)
+                await asyncio.wait({abort}, timeout=self._patience.abort)
+                if _succeeded(abort) and abort.result():
+                    await asyncio.wait({call}, timeout=self._patience.abort)
+            return call.result() if _succeeded(call) else None
+        finally:
+            call.cancel()
 
     async def _scored(
         self, ticket: Ticket, prompt_ids: list[int], response_ids: list[int], temperature: float
@@ -174,19 +200,22 @@ class RoutedClient:
         except TimeoutError:
             raise ServerDied(f"server {ticket.server} gave no scores within {self._patience.answer:g} s") from None
 
-    def _abort(self, server: LLMServer, request_id: str) -> None:
-        """Best effort: whoever wanted the tokens is gone, the engine's slot should be free."""
+    def _abort(self, server: LLMServer, request_id: str) -> asyncio.Task[int]:
+        """Best effort: whoever wanted the tokens is gone, the engine's slot should be free. The answer: whether it was
+        there."""
 
-        async def abort() -> None:
+        async def abort() -> int:
             try:
                 async with asyncio.timeout(self._patience.probe):
-                    await server.abort([request_id])
+                    return await server.abort([request_id])
             except (ConnectionError, TimeoutError) as error:
                 logger.debug("abort of %s: %s", request_id, error)
+                return 0
 
         task = self._start(abort(), f"abort-{request_id}")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
+        return task
 
     def _take_out(self, ticket: Ticket, reason: str) -> None:
         if self.router.fail(ticket, reason):
@@ -219,12 +248,12 @@ class RoutedClient:
                 self._changed.set()
                 return
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         task.add_done_callback(self._note_fault)
         return task
 
-    def _note_fault(self, task: asyncio.Task[None]) -> None:
+    def _note_fault(self, task: asyncio.Task[Any]) -> None:
         """A background task that broke stops the client's users, not only itself."""
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s broke: %r", task.get_name(), error)
@@ -262,6 +291,15 @@ class _Setbacks:
             )
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, self._patience.longest_pause)
+
+
+def _succeeded(call: asyncio.Future[Any]) -> bool:
+    return call.done() and not call.cancelled() and call.exception() is None
+
+
+def _looked_at(call: asyncio.Future[Any]) -> None:
+    """Whoever gave a call up has said why; what it raises later is not an error that nobody saw."""
+    _ = call.cancelled() or call.exception()
 
 
 def _extend(done: Generation, piece: Generation, sampling: SamplingParams, server: str) -> None:

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
-from agent_loop.llm.protocol import Generation, LLMClient, SamplingParams, ServerDied
+from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied
 
 
 class RunStopping(ServerDied):
     """The run stops; what this session has so far is not a trajectory."""
 
 
+class LLMPool(Protocol):
+    """LLM servers as a session's client calls them: an LLMClient that also says what a call cost that gave nothing."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        session: str,
+        images: Sequence[bytes] = (),
+        so_far: Generation | None = None,
+    ) -> Generation:
+        """`so_far` is extended as tokens come in, and is what is returned. It is true also of a call that raises: one
+        that was cancelled is aborted on its server first, so that the tokens it had and its slot time are known."""
+        ...
+
+
 class MeteredClient:
     """Implements LLMClient. Adds to `metrics`: `generate_seconds` (as the session waits), `queue_seconds` and
-    `engine_seconds` (as the engine reports) and `generated_tokens`."""
+    `engine_seconds` (as the engine reports) and `generated_tokens`; also of calls that fail or are cancelled."""
 
-    def __init__(self, llm: LLMClient, metrics: dict[str, float]) -> None:
+    def __init__(self, llm: LLMPool, metrics: dict[str, float]) -> None:
         self._llm = llm
         self._metrics = metrics
 
@@ -24,17 +42,22 @@ class MeteredClient:
         self, prompt_ids: list[int], sampling: SamplingParams, *, session: str, images: Sequence[bytes] = ()
     ) -> Generation:
         clock = asyncio.get_running_loop().time
-        begun = clock()
+        begun, so_far = clock(), Generation()
         shown = {"images": images} if images else {}
-        generation = await self._llm.generate(prompt_ids, sampling, session=session, **shown)
+        try:
+            generation = await self._llm.generate(prompt_ids, sampling, session=session, so_far=so_far, **shown)
+        finally:
+            self._count(clock() - begun, so_far)
         if generation.stop_reason == "aborted":
             raise RunStopping(f"{session}: generation was aborted because the run stops")
+        return generation
+
+    def _count(self, seconds: float, sampled: Generation) -> None:
         costs = {
-            "generate_seconds": clock() - begun,
-            "queue_seconds": generation.queue_seconds,
-            "engine_seconds": generation.engine_seconds,
-            "generated_tokens": len(generation.token_ids),
+            "generate_seconds": seconds,
+            "queue_seconds": sampled.queue_seconds,
+            "engine_seconds": sampled.engine_seconds,
+            "generated_tokens": len(sampled.token_ids),
         }
         for name, amount in costs.items():
             self._metrics[name] = self._metrics.get(name, 0.0) + amount
-        return generation

@@ -164,23 +164,6 @@ class LLMClient(Protocol):
         ...
 
 
-class LLMPool(LLMClient, Protocol):
-    """What a worker has its sessions' clients call: an LLMClient that also says what a call cost that gave no result."""
-
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        sampling: SamplingParams,
-        *,
-        session: str,
-        images: Sequence[bytes] = (),
-        so_far: Generation | None = None,
-    ) -> Generation:
-        """`so_far` is extended as tokens come in, and is what is returned. It is true also of a call that raises: one
-        that was cancelled is aborted on its server first, so that the tokens it had and its slot time are known."""
-        ...
-
-
 class Scorer(Protocol):
     """A teacher, as a session sees it: the servers of another model. Deaths are handled below it."""
 

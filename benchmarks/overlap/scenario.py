@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -221,12 +222,16 @@ def measured(scenario: Scenario, run: Path) -> Outcome:
     """From the run directory alone."""
     collector = OverlapCollector()
     tokens: dict[str, dict[int, int]] = defaultdict(dict)
+    cut: Counter[str] = Counter()
     reasons: dict[str, str] = {}
     generated: dict[str, float] = {}
     for event in read_events(run):
         collector.feed(event)
         if event.name == "session" and event.kind == "span":
-            tokens[event.fields["uid"]][event.fields["session"]] = int(event.fields.get("tokens", 0))
+            if event.fields["status"] == "cancelled":
+                cut[event.fields["uid"]] += int(event.fields.get("tokens", 0))
+            else:
+                tokens[event.fields["uid"]][event.fields["session"]] = int(event.fields.get("tokens", 0))
         elif event.name == "server_tokens" and isinstance(event.value, (int, float)):
             generated[str(event.fields["server"])] = event.value
         elif event.name == "dropped":
@@ -253,7 +258,7 @@ def measured(scenario: Scenario, run: Path) -> Outcome:
         age_max=max(line[f"{stale}/max"] for line in lines),
         trained_age_max=max((line[oldest] for line in lines if oldest in line), default=None),
         masked=fmean(line.get(f"{ages}/masked_ratio", 0.0) for line in lines),
-        wasted=waste(scenario, tokens, reasons, sum(generated.values())),
+        wasted=waste(tokens, cut, reasons, sum(generated.values())),
         length_ratio=ratio,
         length_z=z,
         run_seconds=whole.seconds,
@@ -269,18 +274,13 @@ def nominal_bound(scenario: Scenario, tokens: dict[str, dict[int, int]]) -> floa
 
 
 def waste(
-    scenario: Scenario, tokens: dict[str, dict[int, int]], reasons: dict[str, str], generated: float
+    tokens: dict[str, dict[int, int]], cut: Mapping[str, int], reasons: dict[str, str], generated: float
 ) -> dict[str, float]:
-    """Reason → share of the `generated` tokens. Sessions that were cancelled half way tell of none: what the servers
-    made beyond those that told is theirs, less what is under way at any time (renewal theory: K (m² + s²) / 2m)."""
+    """Reason → share of the `generated` tokens. `tokens` are those of sessions that ended, `cut` those of a group's
+    sessions that were cancelled."""
     lost: Counter[str] = Counter()
     for uid, reason in reasons.items():
-        lost[reason] += sum(tokens.get(uid, {}).values())
-    if "cancelled" in reasons.values():
-        drawn = Lengths.of(scenario.engine, scenario.samples)
-        under_way = scenario.engines * scenario.slots * (drawn.mean + drawn.deviation**2 / drawn.mean) / 2
-        told = sum(sum(group.values()) for group in tokens.values())
-        lost["cancelled"] += max(0, round(generated - told - under_way))
+        lost[reason] += sum(tokens.get(uid, {}).values()) + cut.get(uid, 0)
     return {reason: count / generated for reason, count in lost.items()}
 
 

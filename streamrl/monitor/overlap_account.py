@@ -6,6 +6,8 @@ trainer or generation stands still:
 
     T_gen = N·μ / (K·(1−q))     T* = max(T_train + δ_t·T_sync, T_gen + δ_g·T_sync)     η = T* / measured step time
 
+A session that was cancelled counts for μ with the slot time it held until then, for its group counts for q.
+
 η is `overlap_efficiency`. Where generation and training share cores, T_train and μ are what they were while the other
 worked, which flatters η; beside it stands the CPU bound, all CPU seconds / cores. Every second of a step in which the
 trainer's devices do not train is lost to exactly one cause, so training and the losses add up to the step.
@@ -63,7 +65,7 @@ class StepRecord:
     slots: int = 0
     """K, over all engines."""
     slot_seconds: float = 0.0
-    """Slot time of the sessions that finished in this step, ..."""
+    """Slot time of the sessions that finished or were cancelled in this step, ..."""
     sessions: int = 0
     """... and how many those were: μ = slot_seconds / sessions."""
     samples: int = 0

@@ -93,13 +93,19 @@ STEP_TABLE: tuple[Metric, ...] = (
         "Of the sessions that ended since the last step: in the servers (waiting and decoding), and in tools.",
     ),
     _step(f"agent_loop/{{queue,teacher}}/{_STATS}", "seconds", "Of these: waiting for a slot; for the teacher.", ""),
-    _step("waste/tokens/<reason>", "tokens", "Sampled tokens that will not be trained, by why their group left.", ""),
+    _step(
+        "waste/tokens/<reason>",
+        "tokens",
+        "Sampled tokens that will not be trained, by why their group left; cancelled: in flight, too.",
+        "",
+    ),
     _step("waste/ratio", "share", "Those of all sampled tokens whose end was told since the last step.", ""),
     _step(
         "sampling/length_bias",
         "ratio",
-        "Mean tokens of a session trained over that of all sessions that ended, since the start; below 1 long answers "
-        "are lost (those of sessions that were cancelled are not known, and not counted).",
+        "Mean tokens of a session trained over that of all sessions, since the start; below 1 long answers are lost. "
+        "The length of one that was cancelled is censored, it would have been longer: the mean of all is that of the "
+        "Kaplan-Meier estimate.",
         "",
     ),
     _step("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "Tokens of an update per rank, as balanced."),

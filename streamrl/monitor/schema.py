@@ -86,9 +86,11 @@ TABLE: tuple[EventSpec, ...] = (
         "session",
         "agent worker",
         ("partition", "uid", "session", "status"),
-        "One session of a prompt group. Also `tokens` (sampled), `turns`, `engine_seconds` (holding a slot), "
-        "`queue_seconds` (waiting for one), `tool_seconds`, `score`, `reason` (when failed); with teacher servers "
-        "`teacher_seconds` (until the rows were scored), `teacher_queue_seconds` (of that, waiting for a turn).",
+        "One session of a prompt group. `status` is success, failed, interrupted (its group goes back) or cancelled: "
+        "its group was dropped, or its worker stopped, while it was under way; what it cost until then is told. Also "
+        "`tokens` (sampled), `turns`, `engine_seconds` (holding a slot), `queue_seconds` (waiting for one), "
+        "`tool_seconds`, `score`, `reason` (when failed); with teacher servers `teacher_seconds` (until the rows were "
+        "scored), `teacher_queue_seconds` (of that, waiting for a turn).",
         announced=False,
     ),
     _span("tool", "agent worker", ("tool",), "One tool call; also `uid`, `session`.", announced=False),

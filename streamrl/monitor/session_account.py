@@ -5,6 +5,9 @@
 
 A session's tokens are first its group's; they are trained or wasted when the group is. A session that failed, or was
 cancelled or interrupted, is wasted at once, under the reason for which its group left if that is known already.
+
+Of a cancelled or interrupted session only is known that it would have been longer than it was: its length is censored.
+What the mean length of all sessions is then, is estimated as survival times are (Kaplan and Meier, 1958).
 """
 
 from __future__ import annotations
@@ -37,6 +40,10 @@ STAGES = {
 """Span of the trainer -> its name in timing_s/*. Those of the ranks' stages come with their own metrics."""
 
 
+CUT = ("cancelled", "interrupted")
+"""Status of a session that would have gone on: nobody knows how long it would have been."""
+
+
 @dataclass(slots=True)
 class _Sampled:
     """Sessions and their tokens."""
@@ -54,13 +61,36 @@ class _Sampled:
 
 
 @dataclass(slots=True)
+class Lengths:
+    """Lengths of sessions, of which some are only known to be no shorter than what is told: those were cut."""
+
+    ended: Counter[int] = field(default_factory=Counter)
+    cut: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def mean(self) -> float:
+        """Of the product-limit estimate (Kaplan and Meier, J. Am. Stat. Assoc. 53, 1958), up to the longest that is
+        told, which counts as ended; without cut ones the plain mean. It supposes that who cuts does not know how long
+        a session would have become."""
+        at_risk = self.ended.total() + self.cut.total()
+        mean, survive, reached = 0.0, 1.0, 0
+        for length in sorted({*self.ended, *self.cut}):
+            mean += survive * (length - reached)
+            survive *= 1 - self.ended[length] / at_risk
+            at_risk -= self.ended[length] + self.cut[length]
+            reached = length
+        return mean
+
+
+@dataclass(slots=True)
 class SessionAccount:
     """Invariant: every token that a session span tells of is held by its group, trained, or wasted, once."""
 
     held: dict[str, _Sampled] = field(default_factory=lambda: defaultdict(_Sampled))
     """By group: sessions that succeeded, of groups whose end is not told yet."""
     trained_in_all: _Sampled = field(default_factory=_Sampled)
-    sampled_in_all: _Sampled = field(default_factory=_Sampled)
+    lengths: Lengths = field(default_factory=Lengths)
+    """Of all sessions since the start."""
     _trained: int = 0
     """Tokens since the last call of `step_metrics`, as all that follow."""
     _wasted: Counter[str] = field(default_factory=Counter)
@@ -84,7 +114,7 @@ class SessionAccount:
         """What an earlier life of the trainer sampled: nobody says any more what became of it."""
         for seen in (self.held, self._gone, self._wasted, self._stages, self._values):
             seen.clear()
-        self.trained_in_all, self.sampled_in_all = _Sampled(), _Sampled()
+        self.trained_in_all, self.lengths = _Sampled(), Lengths()
         self._trained = self._published = 0
 
     def trained(self, uids: Iterable[str]) -> None:
@@ -105,8 +135,8 @@ class SessionAccount:
         metrics = {f"timing_s/{stage}": seconds for stage, seconds in self._stages.items()}
         metrics |= {f"waste/tokens/{reason}": float(n) for reason, n in by_reason_class(self._wasted).items() if n}
         metrics["waste/ratio"] = wasted / (wasted + trained) if wasted else 0.0
-        if self.trained_in_all.tokens and self.sampled_in_all.tokens:
-            metrics["sampling/length_bias"] = self.trained_in_all.mean / self.sampled_in_all.mean
+        if self.trained_in_all.tokens and (sampled := self.lengths.mean):
+            metrics["sampling/length_bias"] = self.trained_in_all.mean / sampled
         if self._published:
             metrics["weights/bytes"] = float(self._published)
         for name, values in self._values.items():
@@ -125,12 +155,11 @@ class SessionAccount:
         if fields.get("partition") != PARTITION:
             return
         uid, sampled = str(fields.get("uid")), _Sampled(1, int(fields.get("tokens", 0)))
-        if fields.get("status") != "interrupted":  # else nobody knows how long it would have been
-            self.sampled_in_all.add(sampled)
-        for name, parts in TIMES.items():
-            if any(part in fields for part in parts):
-                self._values[name].append(float(sum(fields.get(part, 0.0) for part in parts)))
         status, left = str(fields.get("status")), self._gone.get(uid)
+        (self.lengths.cut if status in CUT else self.lengths.ended)[sampled.tokens] += 1
+        for name, parts in TIMES.items():
+            if status != "cancelled" and any(part in fields for part in parts):
+                self._values[name].append(float(sum(fields.get(part, 0.0) for part in parts)))
         if status == "success" and left is None:
             self.held[uid].add(sampled)
         elif status == "success" and not left:  # read only now

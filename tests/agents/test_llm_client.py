@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from agent_loop.llm.client import NoServer, Patience, RoutedClient
+from agent_loop.llm.metered import MeteredClient
 from agent_loop.llm.protocol import ContextOverflow, Generation, SamplingParams, ServerDied
+from streamrl.rollout.sim import SimConfig, SimServer
 from streamrl.rollout.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, generation
 
@@ -144,6 +146,50 @@ def test_a_cancelled_request_frees_its_slot() -> None:
         await asyncio.sleep(0)
         assert server.aborted == [server.calls[0][0]]
         assert client.router.in_flight() == 0
+        await client.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_cancelled_request_tells_what_it_had_sampled_and_the_slot_time_it_held(slots: int) -> None:
+    async def main() -> None:
+        server = SimServer(SimConfig(response_tokens_mean=100, token_seconds=1.0), max_num_seqs=slots)
+        client = RoutedClient({"a": server})
+        counted: list[dict[str, float]] = [{}, {}]
+        calls = [
+            asyncio.create_task(MeteredClient(client, found).generate(PROMPT, SamplingParams(200, seed=1), session="s"))
+            for found in counted
+        ]
+        await asyncio.sleep(10.5)
+        for call in calls:
+            call.cancel()
+        assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*calls, return_exceptions=True))
+        tokens = [found["generated_tokens"] for found in counted]
+        assert tokens == [10, 10 if slots == 2 else 0], "one that waited for a slot had none"
+        assert counted[0]["engine_seconds"] == 10.5
+        assert (counted[1]["engine_seconds"], counted[1]["queue_seconds"]) == ((10.5, 0) if slots == 2 else (0, 10.5))
+        assert (await server.load()).tokens_generated == sum(tokens)
+        assert ((await server.load()).running, client.router.in_flight()) == (0, 0)
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_cancelled_request_does_not_wait_for_a_server_that_hangs() -> None:
+    class Hanging(FakeServer):
+        async def abort(self, request_ids: list[str] | None = None) -> int:
+            await asyncio.sleep(1e6)
+            return 1
+
+    async def main() -> None:
+        client = RoutedClient({"a": Hanging(counting, seconds=1e6)}, patience=Patience(abort=2.0))
+        task = asyncio.create_task(client.generate(PROMPT, SamplingParams(20), session="s"))
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert asyncio.get_running_loop().time() - began == 2.0
         await client.close()
 
     run_virtual(main())

@@ -154,6 +154,22 @@ def test_the_collector_makes_the_account_out_of_the_event_log(tmp_path: Path) ->
     assert collector.run.train_busy == pytest.approx(4.0)
 
 
+def test_cancelled_sessions_count_for_the_bound_with_the_slot_time_they_held() -> None:
+    def session(status: str, engine_seconds: float) -> Event:
+        fields = {"partition": "train", "uid": "p", "session": 0, "status": status, "engine_seconds": engine_seconds}
+        return Event("span", "session", 0.0, 1.0, fields=fields, process="agents-0")
+
+    collector = OverlapCollector()
+    collector.feed_all([event("server_slots", 0.0, 4), event("server_busy_seconds", 0.0, 0.0)])
+    for _ in range(8):
+        collector.feed(session("success", 2.0))
+        collector.feed(session("cancelled", 1.0))
+    step = {"step": 1, "groups": 2, "samples": 8, "dropped": 2}
+    found = collector.feed(Event("span", "step", 0.0, 10.0, fields=step, process="trainer"))
+    assert found is not None
+    assert found.t_gen == pytest.approx((8 * 2.0 + 8 * 1.0) / 4), "all slot time, that of those thrown away too"
+
+
 def test_a_step_that_was_cut_short_and_a_publish_before_the_first_step_do_not_count(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events", "trainer", clock=lambda: 0.0)
     log.span_at("publish", 0.0, 5.0, version=0)

@@ -68,11 +68,10 @@ def test_bias_counts_only_prompts_before_the_oldest_that_is_still_under_way() ->
     assert length_bias(Scenario(sigma=0.0), trained, {uids[2]}, tokens)[0] == pytest.approx(34.0)
 
 
-def test_waste_is_by_reason_and_cancelled_sessions_are_what_the_servers_made_beyond_what_was_told() -> None:
-    scenario = Scenario(sigma=0.0, slots=1)
-    tokens = {"a": {0: 100}, "b": {0: 300}}
-    assert waste(scenario, tokens, {"b": "stale"}, 400) == {"stale": 0.75}
-    assert waste(scenario, tokens, {"c": "cancelled"}, 516)["cancelled"] == pytest.approx(100 / 516)
+def test_waste_is_by_reason_with_what_was_sampled_of_cancelled_sessions() -> None:
+    tokens = {"a": {0: 100}, "b": {0: 300}, "c": {0: 50}}
+    found = waste(tokens, {"c": 30, "d": 20}, {"b": "stale", "c": "cancelled", "d": "cancelled"}, 500)
+    assert found == {"stale": 0.6, "cancelled": 0.2}
 
 
 def test_the_time_to_an_accuracy_is_that_of_the_first_window_that_has_it() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from typing import Any
+
+import pytest
 
 from streamrl.monitor.events import Event
 from streamrl.monitor.registry import check_step_metrics
-from streamrl.monitor.session_account import SessionAccount
+from streamrl.monitor.session_account import Lengths, SessionAccount
 
 
 def session(uid: str, tokens: int, status: str = "success", partition: str = "train", **fields: Any) -> Event:
@@ -45,6 +49,31 @@ def test_a_session_that_ends_after_its_group_left_is_waste_for_the_reason_of_the
     assert account.held == {}
 
 
+def test_lengths_of_cancelled_sessions_are_censored() -> None:
+    account = SessionAccount()
+    account.feed_all([session("a", 10), session("b", 40)])
+    account.feed_all([session("c", 20, "cancelled", engine_seconds=1.0), session("d", 0, "cancelled")])
+    account.trained(["a"])
+    account.left("c", "cancelled: too old before its last session ended")
+    metrics = account.step_metrics()
+    # A third of those at risk end at 10; of the other two thirds one ends at 40, and the cut one would have, too.
+    assert metrics["sampling/length_bias"] == pytest.approx(10 / (10 + 2 / 3 * 30))
+    assert metrics["waste/tokens/cancelled"] == 20
+    assert "agent_loop/generate_sequences/mean" not in metrics, "the times are those of sessions that ended"
+
+
+def test_the_mean_of_all_lengths_is_found_though_long_ones_were_cut() -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")  # noqa: T201
+    rng, lengths, naive = random.Random(seed), Lengths(), []
+    for _ in range(20_000):
+        length, cut = round(rng.lognormvariate(3, 0.8)), rng.randrange(1, 400)
+        (lengths.cut if cut < length else lengths.ended)[min(cut, length)] += 1
+        naive += [length] if length <= cut else []
+    assert lengths.mean == pytest.approx(math.exp(3 + 0.8**2 / 2), rel=0.04)
+    assert statistics.mean(naive) < 0.94 * lengths.mean
+
+
 def test_stages_of_the_trainer_and_times_of_sessions_are_metrics() -> None:
     account = SessionAccount()
     account.feed_all([span("wait_data", 1.0), span("wait_order", 0.5), span("publish", 0.25, version=1, bytes=4096)])
@@ -74,7 +103,9 @@ def test_every_token_is_held_trained_or_wasted_once_in_any_order() -> None:
         if act < 0.7:
             tokens = rng.randrange(100)
             told += tokens
-            account.feed_all([session(uid, tokens, rng.choice(["success", "success", "failed", "interrupted"]))])
+            account.feed_all(
+                [session(uid, tokens, rng.choice(["success", "success", "failed", "interrupted", "cancelled"]))]
+            )
         elif act < 0.8:
             account.trained([uid])
         elif act < 0.9:

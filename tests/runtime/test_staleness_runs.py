@@ -106,6 +106,28 @@ def test_drop_cancels_in_flight_what_can_no_longer_be_used_and_refills_exactly_t
     assert all(len(sessions.get(uid, [])) < 4 for uid in cancelled), "its last session never ended"
 
 
+def test_what_was_cancelled_in_flight_is_accounted_to_the_token_and_to_the_slot_second(long_run) -> None:
+    path, _ = long_run("drop", 2)
+    events, sessions = list(read_events(path)), told_sessions(path)
+    cut = [event.fields for event in sessions if event.fields["status"] == "cancelled"]
+    assert sum(fields["tokens"] for fields in cut) > 0
+    sampled = [event for event in events if event.name == "server_tokens"][-1]
+    told = sum(event.fields["tokens"] for event in sessions if event.end <= sampled.start)
+    under_way = sum(event.fields["tokens"] for event in sessions if event.start < sampled.start < event.end)
+    assert told <= sampled.value <= told + under_way
+    held = sum(event.fields["engine_seconds"] for event in sessions)
+    assert held == pytest.approx(0.02 * sum(event.fields["tokens"] for event in sessions), rel=0.02)
+    wasted = [line.get("waste/tokens/cancelled", 0.0) for line in read_metrics(path)]
+    assert sum(wasted) > sum(fields["tokens"] for fields in cut) / 2 > 0
+
+
+def test_the_length_bias_is_that_against_what_would_have_been_drawn(long_run) -> None:
+    drawn = mean(line["response_length/mean"] for line in read_metrics(long_run("mask", 2)[0]))
+    *_, last = read_metrics(long_run("drop", 2)[0])
+    trained = mean(line["response_length/mean"] for line in read_metrics(long_run("drop", 2)[0]))
+    assert last["sampling/length_bias"] == pytest.approx(trained / drawn, abs=0.03)
+
+
 def test_drop_is_biased_to_short_answers_which_wait_and_mask_are_not(long_run) -> None:
     def trained(strategy: str) -> float:
         return mean(line["response_length/mean"] for line in read_metrics(long_run(strategy, 2)[0]))
