@@ -59,6 +59,7 @@ class LocalQueue:
         self.clock = clock or self._loop.time
         self._clients: dict[str, LocalTransport] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None  # of the timer, until it fires
         self._closed = False
         self._keep = directory is not None
         self.core = self._make_core(directory, segment_bytes)
@@ -77,6 +78,7 @@ class LocalQueue:
 
     def tick(self) -> None:
         """Let the controller do what is due at `clock()`."""
+        self._deadline = None
         self.core.tick(self.clock())
         self._arm()
 
@@ -154,11 +156,13 @@ class LocalQueue:
             transport.deliver(decode_response(encode(response)))
 
     def _arm(self) -> None:
+        deadline = None if self._closed else self.core.next_deadline()
+        if deadline == self._deadline:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        deadline = self.core.next_deadline()
-        if deadline is not None and not self._closed:
+        self._deadline, self._timer = deadline, None
+        if deadline is not None:
             self._timer = self._loop.call_later(max(0.0, deadline - self.clock()), self.tick)
 
 

@@ -2,7 +2,9 @@
 
 All of a request's future is drawn when it arrives (`sim_script.py`). One timer ends it; an abort, a death or a weight
 update only asks how many of its tokens lie in the past. Moments count in *engine time*: the event loop's time less what
-pauses and weight updates took. With `virtual_clock.run_virtual` a simulation costs no real time and repeats exactly.
+pauses and weight updates took. An engine is a process of its own: where a busy event loop fires a timer late, the
+request that waits gets the slot from the moment when it was free. With `virtual_clock.run_virtual` a simulation costs
+no real time and repeats exactly.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -43,6 +46,8 @@ class _Run:
     script: Script
     future: asyncio.Future[Any]
     submitted: float
+    asked: float
+    """The engine time of that."""
     scores: bool = False
     version: int | None = None
     """That the request names."""
@@ -93,6 +98,10 @@ class SimServer:
         self._versions: list[tuple[float, int]] = [(-math.inf, newest.version if newest else 0)]  # (since, version)
         self._time = EngineTime()
         self._stands: set[str] = set()
+        self._free = [-math.inf] * self._slots
+        """A heap: since when each free slot is free."""
+        self._untimed: list[_Run] = []
+        """Running ones without a timer."""
         self._ended_tokens = self._rows_scored = self._tokens_scored = 0
         self._score_queue_seconds = 0.0
         self._busy_since = 0.0  # engine time from which busy time is not yet reported
@@ -130,8 +139,7 @@ class SimServer:
         if request_id in self._running or request_id in self._waiting:
             raise ValueError(f"request id {request_id!r} is already open here; ids must be unique per server")
         script = draw_script(self.sim, self._streams.of(sampling.seed), len(prompt_ids), sampling)
-        future = asyncio.get_running_loop().create_future()
-        return await self._ended(_Run(request_id, script, future, loop_time(), version=sampling.weight_version))
+        return await self._ended(self._run(request_id, script, version=sampling.weight_version))
 
     async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
         """What lies in the past."""
@@ -153,8 +161,10 @@ class SimServer:
         check_scored(prompt_ids, response_ids, temperature, max_model_len=self._max_len, vocab_size=self.sim.vocab_size)
         self._asked += 1
         script = score_script(self.sim, [*prompt_ids, *response_ids], len(response_ids), temperature)
-        future = asyncio.get_running_loop().create_future()
-        return await self._ended(_Run(f"score {self._asked}", script, future, loop_time(), scores=True))
+        return await self._ended(self._run(f"score {self._asked}", script, scores=True))
+
+    def _run(self, id: str, script: Script, **more: Any) -> _Run:
+        return _Run(id, script, asyncio.get_running_loop().create_future(), loop_time(), self._time.now(), **more)
 
     async def _ended(self, run: _Run) -> Any:
         self._waiting[run.id] = run
@@ -172,7 +182,7 @@ class SimServer:
         runs = [*self._running.values(), *self._waiting.values()]
         gone = [r for r in runs if not r.scores and (wanted is None or r.id in wanted)]
         for run in gone:
-            self._end(run, "aborted", run.past(self._time.now()))
+            self._end(run, "aborted", run.past(now := self._time.now()), now)
         self._plan()
         return len(gone)
 
@@ -250,11 +260,15 @@ class SimServer:
         if alive and not self._time.stands:
             self._admit()
         loop = asyncio.get_running_loop()
-        for run in self._running.values():
-            if self._time.stands:
+        if self._time.stands:
+            for run in self._running.values():
                 run.stop_timer()
-            elif run.timer is None:
-                run.timer = loop.call_at(self._time.when(float(run.times[-1])), self._finish, run)
+            self._untimed = list(self._running.values())
+        else:
+            for run in self._untimed:
+                if self._running.get(run.id) is run:
+                    run.timer = loop.call_at(self._time.when(float(run.times[-1])), self._finish, run)
+            self._untimed.clear()
         if self._death_timer is not None:
             self._death_timer.cancel()
             self._death_timer = None
@@ -267,11 +281,13 @@ class SimServer:
         now = self._time.now()
         while self._waiting and len(self._running) < self._slots:
             run = self._waiting.pop(next(iter(self._waiting)))
+            begun = min(now, max(heappop(self._free), run.asked))
             if not self._running:
-                self._busy_since = now
-            run.admitted = loop_time()
-            run.times = now + run.script.seconds
+                self._busy_since = begun
+            run.admitted = self._time.when(begun)
+            run.times = begun + run.script.seconds
             self._running[run.id] = run
+            self._untimed.append(run)
 
     def _death_moment(self) -> float | None:
         """When the running requests, as they are, bring the count to `die_after_tokens`."""
@@ -285,26 +301,29 @@ class SimServer:
         if run.scores:
             self._end_score(run)
         else:
-            self._end(run, "stop" if run.script.stops else "length", len(run.times))
+            self._end(run, "stop" if run.script.stops else "length", len(run.times), float(run.times[-1]))
         self._plan()
 
     def _end_score(self, run: _Run) -> None:
-        now, admitted = loop_time(), run.admitted or run.submitted
+        moment = float(run.times[-1])
+        ended, admitted = self._time.when(moment), run.admitted or run.submitted
         log_probs, version = run.script.log_probs, self._versions[-1][1]
         self._rows_scored += 1
         self._tokens_scored += len(log_probs)
         self._score_queue_seconds += admitted - run.submitted
-        self._remove(run)
+        self._remove(run, moment)
         if not run.future.done():
-            run.future.set_result(Scores(log_probs, version, admitted - run.submitted, now - admitted))
+            run.future.set_result(Scores(log_probs, version, admitted - run.submitted, ended - admitted))
 
-    def _end(self, run: _Run, reason: StopReason, count: int) -> None:
-        now = loop_time()
-        admitted = now if run.admitted is None else run.admitted
+    def _end(self, run: _Run, reason: StopReason, count: int, moment: float) -> None:
+        """With its first `count` tokens, at the engine time `moment`."""
+        ended = self._time.when(moment)
+        admitted = ended if run.admitted is None else run.admitted
         generation = self._made(run, 0, count)
         generation.stop_reason = reason
-        generation.queue_seconds, generation.engine_seconds = admitted - run.submitted, now - admitted
-        self._remove(run, count)
+        generation.queue_seconds = max(0.0, admitted - run.submitted)
+        generation.engine_seconds = max(0.0, ended - admitted)
+        self._remove(run, moment, count)
         if not run.future.done():
             run.future.set_result(generation)
 
@@ -328,17 +347,24 @@ class SimServer:
             at += 1
         return stamps
 
-    def _remove(self, run: _Run, count: int | None = None) -> None:
-        """Take a request out, counting the tokens it made (None: those in the past)."""
+    def _remove(self, run: _Run, moment: float | None = None, count: int | None = None) -> None:
+        """Take a request out at the engine time `moment` (None: now), counting the tokens it made (None: those in the
+        past)."""
         run.stop_timer()
         if self._waiting.get(run.id) is run:
             del self._waiting[run.id]
         elif self._running.get(run.id) is run:
-            now = self._time.now()
-            self._ended_tokens += run.past(now) if count is None else count
-            since, until = self._time.when(self._busy_since), self._time.when(now)
-            self._report.busy(since, until, self._ended_tokens, scored=self._tokens_scored)
-            self._busy_since = now
+            moment = self._time.now() if moment is None else moment
+            heappush(self._free, moment)
+            self._ended_tokens += run.past(moment) if count is None else count
+            until = max(moment, self._busy_since)
+            self._report.busy(
+                self._time.when(self._busy_since),
+                self._time.when(until),
+                self._ended_tokens,
+                scored=self._tokens_scored,
+            )
+            self._busy_since = until
             del self._running[run.id]
             if not self._running:
                 self._report.idle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,14 @@ def test_reported_spans_add_up_to_busy_time_and_tokens_and_do_not_overlap() -> N
         assert events.states == ["started"]
 
     run_virtual(main())
+
+
+async def test_a_busy_event_loop_takes_no_time_from_the_engine() -> None:
+    """On the machine's clock: both timers fire late, the second request had the slot from the end of the first."""
+    server = SimServer(SimConfig(token_seconds=0.001), max_num_seqs=1)
+    asked = [ask(server, name, 20) for name in ("first", "second")]
+    await asyncio.sleep(0)
+    time.sleep(0.2)  # noqa: ASYNC251
+    answers = await asyncio.gather(*asked)
+    assert [answer.engine_seconds for answer in answers] == pytest.approx([0.02, 0.02])
+    assert answers[1].queue_seconds == pytest.approx(0.02, abs=0.01)

@@ -38,7 +38,7 @@ MAX_VERIFIED = 65536
 """Blocks whose digest this process remembers to have checked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there is one for each block of each put
 class Extent:
     """A place in a granted segment: `data` is the mapping itself, or a private buffer that must be sent to the unit;
     None if it is written through `file`."""

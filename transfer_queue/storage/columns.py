@@ -65,6 +65,9 @@ class Column:
     def ragged(rows: Sequence[np.ndarray | Sequence[Any]], *, dtype: str | None = None) -> Column:
         """A column of rows that differ in their first dimension only."""
         arrays = [np.asarray(row) for row in rows]
+        if len(arrays) == 1 and arrays[0].ndim:  # most puts are of one row
+            values, name = _checked_values(arrays[0], dtype)
+            return Column("ragged", name, values.shape[1:], values, _offsets([len(values)]), 1)
         if not arrays:
             raise Invalid("a ragged column needs at least one row; use Column.from_packed for none")
         first = arrays[0]
@@ -131,6 +134,9 @@ class Column:
     def take(self, index: np.ndarray | Sequence[int], *, empty: Empty = np.empty) -> Column:
         """The rows at `index`, in that order, copied to memory from `empty`. Raises IndexError for what is no row."""
         index = np.asarray(index, dtype=np.int64)
+        if len(index) == 1 and 0 <= (row := int(index[0])) < self.rows:
+            part = self.view(row, row + 1)
+            return replace(part, values=_copied(part.values, empty))
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"rows {int(index.min())}..{int(index.max())} of a column of {self.rows} rows")
         if len(index) and index[-1] - index[0] == len(index) - 1 and (index[1:] - index[:-1] == 1).all():
