@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied
 
@@ -24,9 +24,11 @@ class LLMPool(Protocol):
         session: str,
         images: Sequence[bytes] = (),
         so_far: Generation | None = None,
+        reserved: bool = False,
     ) -> Generation:
         """`so_far` is extended as tokens come in, and is what is returned. It is true also of a call that raises: one
-        that was cancelled is aborted on its server first, so that the tokens it had and its slot time are known."""
+        that was cancelled is aborted on its server first, so that the tokens it had and its slot time are known.
+        `reserved`: at one of the servers that are reserved, if there are any."""
         ...
 
 
@@ -34,18 +36,19 @@ class MeteredClient:
     """Implements LLMClient. Adds to `metrics`: `generate_seconds` (as the session waits), `queue_seconds` and
     `engine_seconds` (as the engine reports) and `generated_tokens`; also of calls that fail or are cancelled."""
 
-    def __init__(self, llm: LLMPool, metrics: dict[str, float]) -> None:
+    def __init__(self, llm: LLMPool, metrics: dict[str, float], *, reserved: bool = False) -> None:
         self._llm = llm
         self._metrics = metrics
+        self._more: dict[str, Any] = {"reserved": True} if reserved else {}
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, *, session: str, images: Sequence[bytes] = ()
     ) -> Generation:
         clock = asyncio.get_running_loop().time
         begun, so_far = clock(), Generation()
-        shown = {"images": images} if images else {}
+        more = {**self._more, "images": images} if images else self._more
         try:
-            generation = await self._llm.generate(prompt_ids, sampling, session=session, so_far=so_far, **shown)
+            generation = await self._llm.generate(prompt_ids, sampling, session=session, so_far=so_far, **more)
         finally:
             self._count(clock() - begun, so_far)
         if generation.stop_reason == "aborted":

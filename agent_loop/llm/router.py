@@ -19,7 +19,7 @@ present, since all of them run to the same server; 19 % if each knows its own lo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -74,6 +74,8 @@ class ServerState:
     """In a row, without a token between them."""
     lags: bool = False
     """More than `max_lag` versions behind, by the last beat."""
+    reserved: bool = False
+    """For requests that ask for a reserved server."""
     max_requests: int | None = None
     max_tokens: int | None = None
     """In flight at this server, over all routers; None: no limit."""
@@ -109,7 +111,8 @@ class Router:
     Invariants:
     - a server's `tokens` and `requests` are those of its unreleased tickets, across failures and re-admissions;
     - a ticket is only ever given for a server in service that is below its limits; of those of the newest versions, if
-      there is one, and never below the version that the request needs;
+      there is one, and never below the version that the request needs; a reserved server only gets requests that ask
+      for one, and they go to no other while one is known;
     - a server that failed is out at once, and comes back only by `readmit` with at least the version in service; until
       its first token it holds one request at most;
     - a failure reported for an older incarnation does not take the re-admitted server out;
@@ -133,6 +136,7 @@ class Router:
     _keys: np.ndarray = field(init=False)
     _cells: memoryview = field(init=False)
     """The same numbers: reading or writing one of them costs a third of what it costs in an array."""
+    _reserved: frozenset[str] = field(init=False, default=frozenset())
     _count: int = field(init=False, default=0)
     _held: int = field(init=False, default=0)
 
@@ -152,7 +156,7 @@ class Router:
         """A server joins; unless stated otherwise it is out until a health check has passed."""
         self.remove(server)
         state = ServerState(len(self._names), "serving" if healthy else "out", reason="" if healthy else NOT_CHECKED)
-        state.last_chosen = self._count
+        state.last_chosen, state.reserved = self._count, server in self._reserved
         self.servers[server] = state
         self._names.append(server)
         self._set_keys([*self._cells, _CLOSED])
@@ -231,7 +235,14 @@ class Router:
             state.status, state.reason = "draining", "it is drained"
             self._weigh(state)
 
-    def hear(self, news: dict[str, ServerNews], routers: int) -> None:
+    def reserve(self, servers: Iterable[str]) -> None:
+        """From now on these, and no others, are reserved. What is in flight there goes on."""
+        self._reserved = frozenset(servers)
+        for name, state in self.servers.items():
+            state.reserved = name in self._reserved
+            self._weigh(state)
+
+    def hear(self, news: Mapping[str, ServerNews], routers: int) -> None:
         """A beat: of the servers that answered it. Tickets since then are added by `_weigh`."""
         self.routers = max(1, routers)
         newest = max((told.version for told in news.values()), default=0)
@@ -246,9 +257,11 @@ class Router:
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def acquire(self, session: str, tokens: int, *, version: int = 0) -> Ticket | None:
+    def acquire(self, session: str, tokens: int, *, version: int = 0, reserved: bool = False) -> Ticket | None:
         """A place for a request of `tokens` (prompt plus budget) at a server with at least `version`, or None while no
-        server may take it."""
+        server may take it. `reserved`: at a reserved one, of whatever version, if there are any."""
+        if reserved and not self._reserved.isdisjoint(self.servers):
+            return self._acquire_reserved(session, tokens)
         if not self._names:
             return None
         place = int(self._keys.argmin())
@@ -268,6 +281,19 @@ class Router:
             if found is None:
                 return None
             name, state = found
+        return self._give(session, tokens, name, state, home)
+
+    def _acquire_reserved(self, session: str, tokens: int) -> Ticket | None:
+        fit = [name for name in self._reserved if (state := self.servers.get(name)) and state.in_service]
+        fit = [name for name in fit if not self._is_full(self.servers[name])]
+        if not fit:
+            return None
+        home = self._sessions.get(session)
+        least = min(fit, key=lambda name: (self._load(self.servers[name]), self.servers[name].last_chosen))
+        name = home if home in fit else least
+        return self._give(session, tokens, name, self.servers[name], home)
+
+    def _give(self, session: str, tokens: int, name: str, state: ServerState, home: str | None) -> Ticket:
         self._sessions[session] = name
         if home is not None:
             self._sessions.move_to_end(session)
@@ -341,7 +367,7 @@ class Router:
         place, status = state.place, state.status
         if place < 0:
             return
-        if (status != "serving" and status != "probation") or self._is_full(state):
+        if (status != "serving" and status != "probation") or state.reserved or self._is_full(state):
             self._cells[place] = _CLOSED
             return
         load = state.tokens if self.routers == 1 else self._load(state)

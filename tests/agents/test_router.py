@@ -145,6 +145,27 @@ def test_a_drained_server_gets_nothing_and_its_sessions_go_elsewhere() -> None:
     assert list(router.servers) == list({"a", "b"} - {home.server})
 
 
+def test_a_reserved_server_gets_those_that_ask_for_one_and_nobody_else() -> None:
+    router = Router(["a", "b", "c"])
+    router.reserve(["a"])
+    asked = [router.acquire(f"v{i}", 10, reserved=True) for i in range(3)]
+    others = [router.acquire(f"s{i}", 10) for i in range(4)]
+    assert [ticket and ticket.server for ticket in asked] == ["a", "a", "a"], "also when others are idle"
+    assert {ticket.server for ticket in others if ticket} == {"b", "c"}
+    failing = asked[0]
+    assert failing
+    router.fail(failing, "gone")
+    assert router.acquire("v3", 10, reserved=True) is None, "it waits until the reserved one is back"
+    router.remove("a")
+    assert router.acquire("v3", 10, reserved=True), "unless that left for good"
+    router.add("a", healthy=True)
+    assert all((ticket := router.acquire(f"t{i}", 1)) and ticket.server != "a" for i in range(3)), "still reserved"
+    router.reserve([])
+    ticket = router.acquire("s9", 10)
+    assert ticket
+    assert ticket.server == "a", "free again, and idle"
+
+
 def test_servers_that_lag_are_used_only_when_no_other_is_left() -> None:
     router = Router(["new", "next", "old"], max_lag=1)
     router.hear({"new": ServerNews(7), "next": ServerNews(6), "old": ServerNews(5)}, routers=1)
