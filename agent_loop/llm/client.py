@@ -1,7 +1,8 @@
 """The LLM client that agent loops get: many servers, of which some may die, behind one `generate`, or one `score`.
 
-Consumes: server handles. Waits for: a healthy server (woken by a re-admission, with a deadline); an answer.
-A server that is out, and only such a one, is probed by a retry timer with growing pauses.
+Consumes: server handles, and the news of the fleet where there is a manager. Waits for: a place at a server
+(waiting.py); an answer, with a heartbeat that brings the tokens so far (beats.py). A server that is out, and only such
+a one, is probed by a retry timer with growing pauses.
 """
 
 from __future__ import annotations
@@ -9,44 +10,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from agent_loop.llm.beats import Beats, OpenCall
+from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import RunStopping
 from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, Scores, ServerDied
+from agent_loop.llm.retry import Patience, Setbacks, extend
 from agent_loop.llm.router import Router, Ticket
+from agent_loop.llm.suspicion import PoisonRequest, Suspicion
+from agent_loop.llm.waiting import NoServer, WaitingLine
+
+__all__ = ["NoServer", "Patience", "PoisonRequest", "RoutedClient"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long the client waits for what, in seconds."""
-
-    healthy: float = 120.0  # for any server to be healthy; also for a server that keeps aborting without a token
-    answer: float = 600.0  # for one generation or score; a server that is silent for longer counts as dead
-    probe: float = 10.0  # for one health check
-    abort: float = 2.0  # for what a cancelled generation had until then; a decode step, or a prefill
-    first_pause: float = 0.1  # between health checks, doubling
-    longest_pause: float = 5.0
-    deaths: int = 8  # servers that may die under one request before it is given up
-
-
-class NoServer(ServerDied):
-    """No server was healthy until the deadline."""
-
-
 class RoutedClient:
     """Implements LLMPool and Scorer over several LLMServers.
 
-    - A request whose server died continues elsewhere, from the tokens it already has.
+    - A request whose server died continues elsewhere, from the tokens that were seen of it.
     - An aborted request continues with the prompt plus its tokens; all pieces together never exceed `max_tokens`.
     - Pieces keep the sampling seed: an engine draws by (seed, position), so a continuation continues the stream.
     - A cancelled request is aborted, and ends when the server has said what it had, or `Patience.abort` is over.
+    - A request under which server after server dies is tried alone, and then given up (suspicion.py).
     """
 
     def __init__(
@@ -55,13 +47,23 @@ class RoutedClient:
         self.router = router or Router(servers)
         self._servers: dict[str, LLMServer] = dict(servers)
         self._patience = patience or Patience()
-        self._changed = asyncio.Event()
+        self._line = WaitingLine(self.router, self._patience.healthy)
+        self._beats = Beats(self._patience.beat, self._patience.silent, self._made_tokens, self._look_after)
+        self._suspicion = Suspicion()
+        self._alone = asyncio.Lock()
+        """Held by the suspect that is under way and has yet to show a token."""
+        self._died_with: dict[str, tuple[int, int]] = {}
+        """By server, at its last death: calls that were open beside the first that noticed it; suspects in all."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._aborts: set[asyncio.Task[Any]] = set()
         self._prefix = secrets.token_hex(4)
         self._requests = 0
         self._closing = False
-        self._fault: BaseException | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no server may take yet."""
+        return len(self._line)
 
     async def generate(
         self,
@@ -71,43 +73,55 @@ class RoutedClient:
         session: str,
         images: Sequence[bytes] = (),
         so_far: Generation | None = None,
+        reserved: bool = False,
     ) -> Generation:
-        """Raises ServerDied (retries exhausted, or NoServer), ContextOverflow and ImagesNotServed; "aborted" only after
-        `close`."""
+        """Raises ServerDied (retries exhausted, or NoServer), PoisonRequest, ContextOverflow and ImagesNotServed;
+        "aborted" only after `close`."""
         done = Generation() if so_far is None else so_far
-        setbacks = _Setbacks(session, self._patience)
-        while (ticket := await self._acquire(session, len(prompt_ids) + sampling.max_tokens)) is not None:
-            try:
-                piece = await self._call(ticket, prompt_ids, sampling, images, done)
-            except ServerDied as error:
-                self._take_out(ticket, str(error))
-                setbacks.count_death(error)
-                continue
-            finally:
-                self.router.release(ticket)
-            _extend(done, piece, sampling, ticket.server)
-            if piece.weight_versions:
-                self.router.observe(ticket.server, max(piece.weight_versions))
+        setbacks = Setbacks(session, self._patience)
+        while True:
+            async with self._let_in(prompt_ids, session, sampling.max_tokens, reserved) as call:
+                if call is None:  # the client is closing
+                    done.stop_reason = "aborted"
+                    return done
+                server, barren = call.ticket.server, False
+                try:
+                    piece = await self._call(call, prompt_ids, sampling, images, done)
+                except ServerDied as error:
+                    extend(done, call.got, sampling, server)
+                    self._note_death(call, prompt_ids, error)
+                    if done.stop_reason == "aborted":  # else its last token was seen
+                        self._suspicion.check(Suspicion.key(prompt_ids))
+                        setbacks.count_death(error)
+                else:
+                    extend(done, piece, sampling, server)
+                    self.router.served(call.ticket)
+                    if piece.weight_versions:
+                        self.router.observe(server, max(piece.weight_versions))
+                    barren = not piece.token_ids
             if done.stop_reason != "aborted":
+                if self._suspicion:
+                    self._suspicion.ended(Suspicion.key(prompt_ids))
                 return done
-            await setbacks.pause(ticket.server, progress=bool(piece.token_ids))
-        done.stop_reason = "aborted"
-        return done
+            if barren:
+                self.router.forget(session)
+            await setbacks.pause(server, progress=not barren)
 
     async def score(
         self, prompt_ids: list[int], response_ids: list[int], temperature: float, *, session: str
     ) -> Scores:
         """Raises ServerDied (retries exhausted, NoServer, or the run stops), and what the server says of the tokens."""
-        setbacks = _Setbacks(session, self._patience)
-        while (ticket := await self._acquire(session, len(prompt_ids) + len(response_ids))) is not None:
+        setbacks = Setbacks(session, self._patience)
+        while (ticket := await self._line.take(session, len(prompt_ids) + len(response_ids))) is not None:
             try:
                 scores = await self._scored(ticket, prompt_ids, response_ids, temperature)
+                self.router.served(ticket)
             except ServerDied as error:
                 self._take_out(ticket, str(error))
                 setbacks.count_death(error)
                 continue
             finally:
-                self.router.release(ticket)
+                self._release(ticket)
             if len(scores.log_probs) != len(response_ids):
                 raise RuntimeError(
                     f"server {ticket.server} broke the protocol: {len(scores.log_probs)} log-probs of "
@@ -129,55 +143,115 @@ class RoutedClient:
         self._servers = dict(servers)
         for name in self.router.out():
             self._probe_later(name)
+        self._line.pump()
+
+    def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+        """A beat of the manager's. The answer: by server, requests and tokens of this client in flight."""
+        if news.handles is not None:
+            self.set_servers(news.handles)
+        for name, reason in news.out.items():
+            if self.router.eject(name, reason):
+                self._probe_later(name)
+        for name in news.draining:
+            self.router.drain(name)
+        self.router.hear(news.servers, news.routers)
+        self._line.pump()
+        return self.router.held()
+
+    def reserve(self, servers: Sequence[str]) -> None:
+        """These, and no others, are for requests that ask for a reserved server (a validation)."""
+        self.router.reserve(servers)
+        self._line.pump()
 
     async def close(self) -> None:
         """The run stops: waiting requests return what they have as "aborted"; no task stays behind."""
         self._closing = True
-        self._changed.set()
-        tasks = [*self._probes.values(), *self._aborts]
+        self._line.close()
+        tasks = [*self._probes.values(), *self._aborts, *self._beats.stop()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _acquire(self, session: str, tokens: int) -> Ticket | None:
-        """None only when the client is closing."""
+    @asynccontextmanager
+    async def _let_in(
+        self, prompt_ids: list[int], session: str, budget: int, reserved: bool
+    ) -> AsyncIterator[OpenCall | None]:
+        """A call with its place at a server, for as long as the block takes; None only when the client is closing."""
+        key = Suspicion.key(prompt_ids) if self._suspicion else 0
+        if suspect := bool(key) and self._suspicion.suspects(key):
+            await self._alone.acquire()
+        call = ticket = None
         try:
-            async with asyncio.timeout(self._patience.healthy):
-                while not self._closing:
-                    if self._fault is not None:
-                        raise RuntimeError("the health probe of an LLM server broke") from self._fault
-                    if (ticket := self.router.acquire(session, tokens)) is not None:
-                        return ticket
-                    self._changed.clear()
-                    await self._changed.wait()
-                return None
-        except TimeoutError:
-            out = "; ".join(f"{name}: {reason}" for name, reason in self.router.out().items()) or "there is no server"
-            raise NoServer(
-                f"{session} waited {self._patience.healthy:g} s for a healthy LLM server ({out}); see the servers' logs"
-            ) from None
+            if key:
+                self._suspicion.check(key)
+            ticket = await self._line.take(session, len(prompt_ids) + budget, reserved=reserved)
+            if ticket is not None:
+                self._requests += 1
+                lost = asyncio.get_running_loop().create_future()
+                lost.add_done_callback(_looked_at)
+                call = OpenCall(f"{self._prefix}-{self._requests}", ticket, lost, suspect)
+            yield call
+        finally:
+            if call is not None:
+                self._clear(call)
+            elif suspect:
+                self._alone.release()
+            if ticket is not None:
+                self._release(ticket)
+
+    def _made_tokens(self, call: OpenCall) -> None:
+        self._clear(call)
+        self.router.observe(call.ticket.server, call.got.weight_versions[-1])
+        self._line.pump()
+
+    def _clear(self, call: OpenCall) -> None:
+        """It is no suspect any more, or gone: the next one may be tried."""
+        if call.suspect:
+            call.suspect = False
+            self._alone.release()
+
+    def _release(self, ticket: Ticket) -> None:
+        self.router.release(ticket)
+        self._line.pump()
+
+    def _note_death(self, call: OpenCall, prompt_ids: list[int], error: ServerDied) -> None:
+        ticket = call.ticket
+        if self.router.servers.get(ticket.server) is ticket.state:  # else it was taken from us, and died of that
+            if self._take_out(ticket, str(error)):
+                others = self._beats.others(call)
+                self._died_with[ticket.server] = (len(others), sum(other.suspect for other in others) + call.suspect)
+            others, suspects = self._died_with.get(ticket.server, (0, 0))
+            alone = not others or (call.suspect and suspects == 1)
+            key = Suspicion.key(prompt_ids)
+            self._suspicion.died(key, ticket.server, ticket.incarnation, str(error), alone=alone)
 
     async def _call(
-        self, ticket: Ticket, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes], done: Generation
+        self, call: OpenCall, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes], done: Generation
     ) -> Generation:
         """The next piece after `done`; if this is cancelled, `done` has what was sampled of it."""
-        self._requests += 1
-        request_id, server = f"{self._prefix}-{self._requests}", self._servers[ticket.server]
+        name, server = call.ticket.server, self._servers[call.ticket.server]
         left = replace(sampling, max_tokens=sampling.max_tokens - len(done.token_ids))
         shown = [images] if images else ()
-        call = asyncio.ensure_future(server.generate(request_id, prompt_ids + done.token_ids, left, *shown))
-        call.add_done_callback(_looked_at)
+        answer = asyncio.ensure_future(server.generate(call.id, prompt_ids + done.token_ids, left, *shown))
+        answer.add_done_callback(_looked_at)
+        call.got.stop_reason = "aborted"
+        self._beats.open(server, call)
         try:
-            await asyncio.wait({call}, timeout=self._patience.answer)
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait({answer, call.lost}, timeout=self._patience.answer, return_when=first)
         except asyncio.CancelledError:
-            if (piece := await self._aborted(server, request_id, call)) is not None:
-                _extend(done, piece, sampling, ticket.server)
+            piece = await self._aborted(server, call.id, answer)
+            extend(done, call.got if piece is None else piece, sampling, name)
             raise
-        if call.done():
-            return call.result()
-        call.cancel()
-        self._abort(server, request_id)
-        raise ServerDied(f"server {ticket.server} gave no answer within {self._patience.answer:g} s")
+        finally:
+            self._beats.close(server, call)
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        self._abort(server, call.id)
+        if call.lost.done() and not call.lost.cancelled() and (loss := call.lost.exception()) is not None:
+            raise loss
+        raise ServerDied(f"server {name} gave no answer within {self._patience.answer:g} s")
 
     async def _aborted(self, server: LLMServer, request_id: str, call: asyncio.Future[Generation]) -> Generation | None:
         """What a call whose caller is gone has given; None if its server does not say so in time."""
@@ -217,10 +291,13 @@ class RoutedClient:
         task.add_done_callback(self._aborts.discard)
         return task
 
-    def _take_out(self, ticket: Ticket, reason: str) -> None:
-        if self.router.fail(ticket, reason):
-            logger.warning("LLM server %s is out: %s", ticket.server, reason)
-            self._probe_later(ticket.server)
+    def _take_out(self, ticket: Ticket, reason: str) -> bool:
+        """False if it was out already."""
+        if not self.router.fail(ticket, reason):
+            return False
+        logger.warning("LLM server %s is out: %s", ticket.server, reason)
+        self._probe_later(ticket.server)
+        return True
 
     def _probe_later(self, name: str) -> None:
         if not self._closing and name not in self._probes:
@@ -232,7 +309,8 @@ class RoutedClient:
 
     async def _probe(self, name: str, server: LLMServer) -> None:
         """Ask the server until it is healthy at the version in service."""
-        pause = self._patience.first_pause
+        failures = self.router.servers[name].failures
+        pause = min(self._patience.first_pause * 2 ** min(max(0, failures - 1), 20), self._patience.longest_pause)
         while True:
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._patience.longest_pause)
@@ -245,52 +323,24 @@ class RoutedClient:
             if self.router.readmit(name, load.weight_version):
                 logger.info("LLM server %s is back at weight version %d", name, load.weight_version)
                 del self._probes[name]
-                self._changed.set()
+                self._line.pump()
                 return
 
     def _start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(self._note_fault)
+        self._look_after(task)
         return task
+
+    def _look_after(self, task: asyncio.Task[Any]) -> None:
+        task.add_done_callback(self._note_fault)
 
     def _note_fault(self, task: asyncio.Task[Any]) -> None:
         """A background task that broke stops the client's users, not only itself."""
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s broke: %r", task.get_name(), error)
-            self._fault = error
-            self._changed.set()
-
-
-class _Setbacks:
-    """What went wrong with one request, and when that is enough."""
-
-    def __init__(self, session: str, patience: Patience) -> None:
-        self._session = session
-        self._patience = patience
-        self._deaths = 0
-        self._barren_since: float | None = None
-        self._pause = patience.first_pause
-
-    def count_death(self, error: ServerDied) -> None:
-        self._deaths += 1
-        if self._deaths >= self._patience.deaths:
-            raise ServerDied(
-                f"{self._session}: {self._deaths} servers died under this request; the last: {error}"
-            ) from error
-
-    async def pause(self, server: str, *, progress: bool) -> None:
-        """After an abort: none if it brought tokens, else growing ones, and ServerDied in the end."""
-        if progress:
-            self._barren_since, self._pause = None, self._patience.first_pause
-            return
-        now = asyncio.get_running_loop().time()
-        self._barren_since = now if self._barren_since is None else self._barren_since
-        if now - self._barren_since > self._patience.healthy:
-            raise ServerDied(
-                f"{self._session}: server {server} kept aborting for {self._patience.healthy:g} s without a token"
-            )
-        await asyncio.sleep(self._pause)
-        self._pause = min(2 * self._pause, self._patience.longest_pause)
+            fault = RuntimeError(f"{task.get_name()}, which looks after an LLM server, broke: {error!r}")
+            fault.__cause__ = error
+            self._line.fail(fault)
 
 
 def _succeeded(call: asyncio.Future[Any]) -> bool:
@@ -300,28 +350,3 @@ def _succeeded(call: asyncio.Future[Any]) -> bool:
 def _looked_at(call: asyncio.Future[Any]) -> None:
     """Whoever gave a call up has said why; what it raises later is not an error that nobody saw."""
     _ = call.cancelled() or call.exception()
-
-
-def _extend(done: Generation, piece: Generation, sampling: SamplingParams, server: str) -> None:
-    """Append a piece and set the stop reason of the whole. Raises RuntimeError if the server broke the protocol."""
-    count = len(piece.token_ids)
-    if (
-        len(done.token_ids) + count > sampling.max_tokens
-        or len(piece.log_probs) != count
-        or len(piece.weight_versions) != count
-    ):
-        raise RuntimeError(
-            f"server {server} broke the protocol: {count} tokens with {len(piece.log_probs)} log-probs and "
-            f"{len(piece.weight_versions)} versions, after {len(done.token_ids)} of at most {sampling.max_tokens}"
-        )
-    done.token_ids += piece.token_ids
-    done.log_probs += piece.log_probs
-    done.weight_versions += piece.weight_versions
-    done.queue_seconds += piece.queue_seconds
-    done.engine_seconds += piece.engine_seconds
-    done.stop_reason = piece.stop_reason
-    if piece.stop_reason == "aborted" and count:
-        if piece.token_ids[-1] in sampling.stop_token_ids:
-            done.stop_reason = "stop"
-        elif len(done.token_ids) == sampling.max_tokens:
-            done.stop_reason = "length"

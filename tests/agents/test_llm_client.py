@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent_loop.llm.client import NoServer, Patience, RoutedClient
+from agent_loop.llm.client import NoServer, Patience, PoisonRequest, RoutedClient
 from agent_loop.llm.metered import MeteredClient
 from agent_loop.llm.protocol import ContextOverflow, Generation, SamplingParams, ServerDied
 from streamrl.rollout.sim import SimConfig, SimServer
@@ -209,9 +209,12 @@ def test_a_server_that_aborts_without_a_token_is_not_hammered_and_not_waited_for
 def test_a_request_under_which_every_server_dies_is_given_up() -> None:
     async def main() -> None:
         servers = {f"s{i}": FakeServer(lambda p, s: ServerDied("crashed")) for i in range(2)}
-        client = RoutedClient(servers, patience=Patience(deaths=3))
-        with pytest.raises(ServerDied, match="3 servers died under this request; the last: crashed"):
+        client = RoutedClient(servers)
+        with pytest.raises(PoisonRequest, match="3 LLM servers died under this request, .*: crashed"):
             await client.generate(PROMPT, SamplingParams(20), session="s")
+        with pytest.raises(PoisonRequest):
+            await client.generate(PROMPT, SamplingParams(20), session="another sample of the same prompt")
+        assert sum(len(server.calls) for server in servers.values()) == 3
         await client.close()
 
     run_virtual(main())
@@ -244,7 +247,7 @@ def test_a_probe_that_breaks_reaches_the_caller() -> None:
 
     async def main() -> None:
         client = RoutedClient({"a": Broken(counting, dead=True)}, patience=QUICK)
-        with pytest.raises(RuntimeError, match="health probe"):
+        with pytest.raises(RuntimeError, match="probe-a, which looks after an LLM server, broke"):
             await client.generate(PROMPT, SamplingParams(20), session="s")
         await client.close()
 
