@@ -12,11 +12,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from agent_loop.loop import AgentLoop
 from agent_loop.plugins import PluginError
-from agent_loop.rows import PROMPT_FIELDS, SessionRows
+from agent_loop.rows import PROMPT_FIELDS, Prompt, SessionRows
 from agent_loop.session import Failed, Interrupted, SessionRunner, first_cause
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import (
@@ -122,7 +122,7 @@ class GroupRun:
     async def _sessions(self) -> None:
         uid = self.group.uid
         columns = await self.queue.get(self.partition, [uid], list(PROMPT_FIELDS))
-        prompt = {name: columns[name][0] for name in PROMPT_FIELDS}
+        prompt = Prompt(columns)
         running: dict[int, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             for session in range(self.group.n):
@@ -144,7 +144,7 @@ class GroupRun:
             self._to_end -= 1
             self.on_session_end()
 
-    async def _session(self, prompt: dict[str, Any], session: int) -> None:
+    async def _session(self, prompt: Prompt, session: int) -> None:
         try:
             await self.slots.acquire()
         except asyncio.CancelledError:
@@ -163,7 +163,7 @@ class GroupRun:
         finally:
             self.slots.release()
 
-    async def _run(self, prompt: dict[str, Any], session: int) -> SessionRows | Failed | Interrupted:
+    async def _run(self, prompt: Prompt, session: int) -> SessionRows | Failed | Interrupted:
         try:
             loop = self.find_loop(prompt["agent_name"])
         except PluginError as error:

@@ -10,6 +10,7 @@ import numpy as np
 
 from agent_loop.trajectory import Trajectory
 from transfer_queue.keys import row_key
+from transfer_queue.storage.columns import Column
 
 PROMPT_FIELDS = (
     "raw_prompt", "data_source", "reward_model", "extra_info", "agent_name", "tools_kwargs", "tool_selection",
@@ -39,6 +40,25 @@ _OWN_FIELDS = frozenset(RAGGED_FIELDS) | frozenset(COPIED_FIELDS) | {
 }  # fmt: skip
 
 
+class Prompt(dict[str, Any]):
+    """The fields of one prompt row, which its sessions share: nobody may change them."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        """`columns`: PROMPT_FIELDS, of one row."""
+        super().__init__({name: columns[name][0] for name in PROMPT_FIELDS})
+        self.columns = columns
+
+    def fresh(self) -> dict[str, Any]:
+        """The same, for a session to change."""
+        return {name: self.columns[name][0] for name in PROMPT_FIELDS}
+
+    def repeated(self, rows: int) -> dict[str, Any]:
+        """COPIED_FIELDS, as columns of so many rows."""
+        if rows == 1:  # as they are, without making them again
+            return {name: self.columns[name] for name in COPIED_FIELDS}
+        return {name: [self[name]] * rows for name in COPIED_FIELDS}
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRows:
     """Arguments of one put."""
@@ -49,7 +69,7 @@ class SessionRows:
 
 
 def session_rows(
-    prompt: Mapping[str, Any],
+    prompt: Prompt,
     uid: str,
     session: int,
     trajectories: Sequence[Trajectory],
@@ -71,7 +91,7 @@ def session_rows(
     columns: dict[str, Any] = {
         name: [np.asarray(row[name], dtype=dtype) for row in ragged] for name, dtype in RAGGED_FIELDS.items()
     }
-    columns |= {name: [prompt.get(name)] * rows for name in COPIED_FIELDS}
+    columns |= prompt.repeated(rows)
     columns["uid"] = [uid] * rows
     columns["num_turns"] = np.asarray([trajectory.num_turns for trajectory in trajectories], dtype=np.int64)
     columns["metrics"] = [dict(metrics)] * rows

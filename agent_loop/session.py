@@ -10,7 +10,6 @@ agent's time.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from agent_loop.loop import AgentContext, AgentLoop, Budgets, SpanSink, no_spans
 from agent_loop.rendering.chat import ChatTokenizer
 from agent_loop.rendering.images import ImageRenderer
 from agent_loop.rewards import RewardError, RewardFunction, finite_score, score_components, told_numbers
-from agent_loop.rows import MAX_COMPONENTS, SessionRows, session_rows
+from agent_loop.rows import MAX_COMPONENTS, Prompt, SessionRows, session_rows
 from agent_loop.seeds import derive_seed
 from agent_loop.teacher import Teacher
 from agent_loop.tools.base import Tool
@@ -43,6 +42,9 @@ SEEDED_AS = "seeded_as"
 
 TELLS_ALL = "tells_all"
 """In a group's tag: that its rows tell the trainer every number the reward returned, and which answers are the same."""
+
+RESERVED = "reserved"
+"""In a group's tag: that it is sampled at servers that are reserved, if there are any."""
 
 MAX_REASON = 500
 """Characters of a failure's reason that the queue keeps."""
@@ -90,14 +92,14 @@ class SessionRunner:
     async def run(
         self,
         loop: AgentLoop,
-        prompt: Mapping[str, Any],
+        prompt: Prompt,
         tag: Mapping[str, Any],
         *,
         partition: str,
         uid: str,
         session: int,
     ) -> SessionRows | Failed | Interrupted:
-        """`tag` is the group's: it may set temperature, greedy, top_p, top_k and weight_version."""
+        """`tag` is the group's: it may set temperature, greedy, top_p, top_k, weight_version and reserved."""
         ctx = self._context(tag, partition, uid, session)
         begun = ctx.clock()
         try:
@@ -123,7 +125,7 @@ class SessionRunner:
             self.on_span(name, start, end, uid=uid, session=session, **fields)
 
         return AgentContext(
-            llm=MeteredClient(self.llm, metrics),
+            llm=MeteredClient(self.llm, metrics, reserved=bool(tag.get(RESERVED))),
             chat=self.chat,
             sampling=session_sampling(self.sampling, tag, session, self.chat),
             budgets=self.budgets,
@@ -137,9 +139,9 @@ class SessionRunner:
         )
 
     async def _outcome(
-        self, loop: AgentLoop, prompt: Mapping[str, Any], ctx: AgentContext, uid: str, session: int, *, tells_all: bool
+        self, loop: AgentLoop, prompt: Prompt, ctx: AgentContext, uid: str, session: int, *, tells_all: bool
     ) -> SessionRows | Failed | Interrupted:
-        row = {**copy.deepcopy(dict(prompt)), "uid": uid, "session": session}
+        row = {**prompt.fresh(), "uid": uid, "session": session}
         deadline = asyncio.timeout(self.timeout)
 
         async def agent() -> SessionRows:
@@ -187,7 +189,7 @@ class SessionRunner:
         return Failed(_reason(cause))
 
     async def _scores(
-        self, prompt: Mapping[str, Any], trajectories: list[Trajectory], ctx: AgentContext
+        self, prompt: Prompt, trajectories: list[Trajectory], ctx: AgentContext
     ) -> tuple[list[float], Mapping[str, Any]]:
         """The outcome belongs to the session: a trajectory without its own score gets that of the last one."""
         last, details = trajectories[-1], {}
