@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamrl.monitor import prometheus
+from streamrl.monitor.keyed_http import MAX_CONNECTIONS
 from streamrl.monitor.prometheus import Exporter, PortInUse
 from streamrl.monitor.prometheus_values import Values
 from transfer_queue.net.messages import PartitionStats, QueueStats, UnitStats
@@ -193,7 +194,7 @@ def test_a_hundred_idle_connections_hold_few_threads_and_not_for_long(
     monkeypatch.setattr(prometheus._Handler, "timeout", 2.0)
     before = threading.active_count()
     idle = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(100)]
-    assert threading.active_count() <= before + prometheus.MAX_CONNECTIONS
+    assert threading.active_count() <= before + MAX_CONNECTIONS
     deadline = time.monotonic() + 20.0
     while True:
         try:
@@ -210,7 +211,7 @@ def test_clients_that_send_a_byte_now_and_then_are_cut_off_as_soon_as_silent_one
     exporter: Exporter, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus._Handler, "timeout", 1.0)
-    slow = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(prometheus.MAX_CONNECTIONS)]
+    slow = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(MAX_CONNECTIONS)]
     begun = time.monotonic()
     served = False
     while not served:
