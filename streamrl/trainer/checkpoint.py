@@ -3,6 +3,7 @@
     checkpoints/global_step_40/
         actor/          the ranks' shards, optimizer and generators (streamrl.workers)
         critic/         likewise, if there is a critic
+        queue/          the rows of finished groups, if there are any (queue_cut.py)
         trainer.json    step, lineage, dispatch cursor, outstanding prompts, KL coefficient
         config.yaml     the configuration with which it was trained
         manifest.json   size and digest of every other file; written last, then the directory is renamed into place
@@ -107,11 +108,11 @@ class CheckpointStore:
     async def seal(self, draft: Path, state: TrainerState, config: str = "") -> int:
         """The draft is whole: make it the checkpoint of its step and drop the ones beyond `keep`; the step up to which
         acks are now final. An error on the way (disk full) leaves the earlier checkpoints as they were."""
-        await self._call(lambda: self._seal(draft, state, config))
+        await self.call(lambda: self._seal(draft, state, config))
         steps = self.steps()
         self.removed = self._beyond(steps)
         for step in self.removed:
-            await self._call(lambda step=step: self._remove(step))
+            await self.call(lambda step=step: self._remove(step))
         return steps[-1]
 
     async def save(self, state: TrainerState, save_ranks: Callable[[Path], Awaitable[object]]) -> int:
@@ -126,7 +127,7 @@ class CheckpointStore:
 
     async def verified(self, step: int) -> TrainerState:
         """`load`, beside other work."""
-        return await self._call(lambda: self.load(step))
+        return await self.call(lambda: self.load(step))
 
     def load(self, step: int) -> TrainerState:
         """The trainer's part, once every file is known to be there, listed and unchanged. Raises CheckpointError."""
@@ -151,7 +152,8 @@ class CheckpointStore:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or has changed. {REMEDY}")
         return restored
 
-    async def _call(self, function: Callable[[], T]) -> T:
+    async def call(self, function: Callable[[], T]) -> T:
+        """A function that waits for the disk, beside other work."""
         return await asyncio.to_thread(function) if self._in_thread else function()
 
     def _seal(self, draft: Path, state: TrainerState, config: str) -> None:

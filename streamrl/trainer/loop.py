@@ -27,6 +27,7 @@ from streamrl.trainer.checkpoint import TrainerState
 from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
+from streamrl.trainer.queue_cut import QueueCut
 from streamrl.trainer.report import Reporter
 from streamrl.trainer.samples import Samples
 from streamrl.trainer.saving import Saver
@@ -81,7 +82,11 @@ class Trainer(ABC):
         self.samples = Samples(config, parts.actor)
         self.stop = asyncio.Event()
         self._batch_log = BatchLog(parts.run.batches)
-        self.saver = Saver(parts, PARTITION, self._batch_log, self.report, self.update.kl)
+        cut = QueueCut(
+            parts.queue, PARTITION, TASKS[0].name, include=config.trainer.ckpt_include_rows,
+            computed=self._computed_columns(),
+        )  # fmt: skip
+        self.saver = Saver(parts, PARTITION, self._batch_log, self.report, self.update.kl, cut)
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
         self._to_cancel: asyncio.Queue[list[str]] = asyncio.Queue()
         self._credit = 0
@@ -286,7 +291,7 @@ class Trainer(ABC):
         await self._publish(self.version)
         self.parts.events.state("part", "the servers have the first weights")
         if self.parts.run.resumed:
-            await self._reconcile(state, restored.next_order)
+            await self._go_on(state, restored.next_order)
         await self.buffer.start(self.version)
         await self.validations.open(self.step, state.validation)
         self.report.opened(self.step)
@@ -307,7 +312,8 @@ class Trainer(ABC):
         await self.feeder.admit_orders([order for order in state.outstanding if order >= known])
 
     async def _checkpoint(self) -> None:
-        await self.saver.save(self.step, self.validations.means)
+        goes_on = self.step < self.total_steps()
+        await self.saver.save(self.step, self.validations.means, rows=goes_on)
 
     # --- small things -------------------------------------------------------------------------------------------
 
@@ -324,6 +330,14 @@ class Trainer(ABC):
     async def _cancel_in_flight(self) -> None:
         """Their leases have ended already; an agent worker that does not hear of it finds out when it renews them."""
         while True:
+    async def _go_on(self, state: TrainerState, known: int) -> None:
+        """With the prompts that were out, whatever credit there is for them now."""
+        await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=0)
+        if restored := await self.saver.restore_rows(None if self.repeats else self.version):
+            self.parts.events.state("part", f"{len(restored)} finished groups came back from the checkpoint")
+        await self._reconcile(state, known)
+        await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=self._credit)
+
             await self.parts.agents.cancel(PARTITION, await self._to_cancel.get())
 
     async def _admit_lost_prompts(self) -> None:

@@ -1,7 +1,8 @@
 """When a run's checkpoints are written, what is in them, and how the run goes on from the newest.
 
-    after step k:  look at the queue ─► the ranks copy (async_save) or write ─► training goes on
-                                            └► all is on disk ─► manifest, rename ─► batch log ─► acks up to k final
+    after step k:  look at the queue ─► its finished rows are copied, the ranks copy (async_save) or write
+                    ─► training goes on
+                       └► all is on disk ─► manifest, rename ─► batch log ─► acks up to k final
 
 The order is what makes a kill harmless at any point. Until the rename, a resume finds the checkpoint before, and the
 queue still has all rows acked since. After it, a resume finds this one, and rows acked up to k stay acked, whether or
@@ -25,7 +26,9 @@ from streamrl.single_controller.errors import WorkerFailed
 from streamrl.trainer.batch_log import BatchLog, last_committed, other_lineage
 from streamrl.trainer.checkpoint import REMEDY, CheckpointError, CheckpointStore, TrainerState
 from streamrl.trainer.parts import Parts
+from streamrl.trainer.queue_cut import Cut, QueueCut
 from streamrl.trainer.report import Reporter
+from transfer_queue.checkpoint import GroupsCopy
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +49,15 @@ class Saver:
     Invariants: at most one save is under way; acks become final only up to a step whose checkpoint is sealed.
     """
 
-    def __init__(self, parts: Parts, partition: str, batch_log: BatchLog, report: Reporter, kl: KLState) -> None:
+    def __init__(
+        self, parts: Parts, partition: str, batch_log: BatchLog, report: Reporter, kl: KLState, cut: QueueCut
+    ) -> None:
         self.more: dict[str, Any] = {}
         """What else has a part in a checkpoint, by its directory there, with the methods of a worker group."""
         trainer, actor = parts.config.trainer, parts.config.actor_rollout_ref.actor
         self._parts, self._partition, self._batch_log, self._report, self._kl = parts, partition, batch_log, report, kl
         self._background = actor.checkpoint.async_save
+        self._cut = cut
         self.store = CheckpointStore(
             parts.run.checkpoints, keep=trainer.max_actor_ckpt_to_keep, keep_every=trainer.ckpt_keep_interval,
             in_thread=actor.strategy != "sim",  # nothing large there, and maybe a virtual clock
@@ -63,23 +69,24 @@ class Saver:
 
     # --- saving -------------------------------------------------------------------------------------------------
 
-    async def save(self, step: int, validation: dict[str, dict[str, float]]) -> None:
-        """The checkpoint of `step`, the last one trained. With async_save it returns when the ranks have copies."""
-        with self._parts.events.span("checkpoint", step=step):
+    async def save(self, step: int, validation: dict[str, dict[str, float]], *, rows: bool = True) -> None:
+        """The checkpoint of `step`, the last one trained; `rows`: with finished groups, since the run goes on. With
+        async_save it returns when the ranks have copies."""
+        with self._parts.events.span("checkpoint", step=step) as span:
             await self.finish()
-            stats = (await self._parts.queue.stats(orders=True)).partitions[self._partition]
+            cut = await self._cut.take(rows=rows)
             state = TrainerState(
-                step, stats.next_order, stats.outstanding, dict(validation), self._kl.state(), self._batch_log.lineage
+                step, cut.next_order, cut.outstanding, dict(validation), self._kl.state(), self._batch_log.lineage
             )
             draft = self.store.draft(step)
             try:
-                for role, group in self._roles().items():
-                    await group.save_checkpoint(str(draft / role), background=self._background)
+                copied = await self._copied(draft, cut)
             except BaseException:
                 self.store.discard(draft)
                 raise
+            span.add(groups=len(copied.uids), row_bytes=copied.nbytes)
             self.saved_step = step
-            self._writing = asyncio.create_task(self._write(draft, state), name=f"checkpoint of step {step}")
+            self._writing = asyncio.create_task(self._write(draft, state, copied), name=f"checkpoint of step {step}")
             if not self._background:
                 await self.finish()
 
@@ -103,11 +110,23 @@ class Saver:
             await asyncio.gather(writing, return_exceptions=True)
             self.store.clean()
 
-    async def _write(self, draft: Path, state: TrainerState) -> None:
+    async def _copied(self, draft: Path, cut: Cut) -> GroupsCopy:
+        """The cut's rows, copied while the ranks copy or write."""
+        copying = asyncio.create_task(self._cut.copy(cut), name="rows of a checkpoint")
+        try:
+            for role, group in self._roles().items():
+                await group.save_checkpoint(str(draft / role), background=self._background)
+            return await copying
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+
+    async def _write(self, draft: Path, state: TrainerState, rows: GroupsCopy) -> None:
         try:
             if self._background:
                 for group in self._roles().values():
                     await group.checkpoint_written(timeout=WRITE_SECONDS)
+            await self.store.call(lambda: self._cut.write(rows, draft))
             final = await self.store.seal(draft, state, (self._parts.run.path / "config.yaml").read_text())
             self._batch_log.committed(final)
             await self._parts.queue.commit_step(self._partition, final)
@@ -158,6 +177,14 @@ class Saver:
         run.adopt(to_yaml(self._parts.config))
         log.info("resuming %s at step %d", run.path, state.step)
         return state
+
+    async def restore_rows(self, version: int | None) -> list[str]:
+        """Finished groups of the checkpoint that was restored come back to a queue that lacks them; see QueueCut."""
+        path = self.store.path(self.saved_step)
+        restored = await self._cut.restore(path, version=version)
+        if restored:
+            log.info("%d finished groups that the queue lacked came back from %s", len(restored), path)
+        return restored
 
     async def _load(self, path: Path) -> None:
         roles = self._roles()

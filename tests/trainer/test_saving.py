@@ -18,12 +18,13 @@ from streamrl.runtime.run_dir import open_run
 from streamrl.single_controller.errors import WorkerFailed
 from streamrl.trainer.batch_log import BatchLog, last_committed
 from streamrl.trainer.checkpoint import CheckpointError, TrainerState
+from streamrl.trainer.queue_cut import QueueCut
 from streamrl.trainer.saving import Saver
 from streamrl.workers.engine.checkpoint import ForeignCheckpoint
 
 
 class Queue:
-    """Remembers, for each commit, which checkpoints stood and what the batch log said."""
+    """Remembers, for each commit, which checkpoints stood and what the batch log said. Nothing in it is finished."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -31,6 +32,9 @@ class Queue:
 
     async def stats(self, *, orders: bool) -> Any:
         return SimpleNamespace(partitions={"train": SimpleNamespace(next_order=40, outstanding=[38, 39])})
+
+    async def watch(self, partition: str, since: int) -> Any:
+        return SimpleNamespace(groups=[])
 
     async def commit_step(self, partition: str, step: int) -> None:
         stood = sorted(path.parent.name for path in self.run.glob("checkpoints/*/manifest.json"))
@@ -86,7 +90,9 @@ class Made:
         )
         report: Any = SimpleNamespace(saved=lambda step, removed: self.reported.append(step))
         self.kl: Any = SimpleNamespace(state=lambda: {"coef": 0.25}, load=lambda state: self.reported.append(state))
-        self.saver = Saver(parts, "train", self.log, report, self.kl)
+        queue: Any = self.queue
+        cut = QueueCut(queue, "train", "generate", include="auto", computed=())
+        self.saver = Saver(parts, "train", self.log, report, self.kl, cut)
 
     def train(self, *steps: int) -> None:
         for step in steps:

@@ -95,6 +95,10 @@ class TrainerConfig:
     """Validate actor_rollout_ref.model.path in a run of its own, and end (of a checkpoint: `streamrl export` first)."""
     rollout_data_dir: str | None = None
     """A directory for what the model said: <step>.jsonl with input, output, gts, score, step and what else the reward
+    ckpt_include_rows: Literal["auto", "always", "never"] = "auto"
+    """Whether a checkpoint also holds the rows of groups that are finished and not trained yet, for a resume whose queue
+    has lost them (with its node, or its directory), which then does not generate them again. auto: of the oldest groups
+    as many as take 1 GiB; the trainer's process holds a copy until it is written."""
     returned, of each row that was trained."""
     validation_data_dir: str | None = None
     """The same of each validation."""
