@@ -43,6 +43,10 @@ class WorkerHandle(Protocol):
         """End these groups, as far as it runs them."""
         ...
 
+    async def reserve(self, servers: list[str]) -> None:
+        """From now on it uses these LLM servers, and no others, for groups whose tag says `reserved` alone."""
+        ...
+
     async def stop(self) -> None:
         """End it; running groups go back to the queue. Returns when it has ended."""
         ...
@@ -95,6 +99,7 @@ class AgentLoopManager:
         self._max_restarts = max_restarts_per_minute
         self._spawn_timeout = spawn_timeout
         self._on_restart = on_restart
+        self._reserved: list[str] = []
         self._recent: deque[float] = deque()
         self._ever_started = False
         self._failed_starts = 0
@@ -134,6 +139,18 @@ class AgentLoopManager:
             if isinstance(result, Exception):
                 logger.info("an agent worker was not told of cancelled groups: %s", _first_line(result))
 
+    async def reserve(self, servers: list[str]) -> None:
+        """From now on these LLM servers, and no others, are for groups whose tag says `reserved`; also of workers that
+        are yet to start. Returns when each has been told, or could not be."""
+        self._reserved = servers
+        await asyncio.gather(*(self._tell_reserved(worker) for worker in self.workers.values()))
+
+    async def _tell_reserved(self, worker: WorkerHandle) -> None:
+        try:
+            await worker.reserve(self._reserved)
+        except Exception as error:  # noqa: BLE001 (whatever it is: it dies of it elsewhere, or goes on unreserved)
+            logger.warning("agent worker %s was not told of reserved servers: %s", worker.name, _first_line(error))
+
     async def _live(self, name: str) -> str:
         """The life of one worker, from its start to its death; the reason of that."""
         try:
@@ -144,6 +161,8 @@ class AgentLoopManager:
             return f"it could not be started: {_first_line(error)}"
         self._failed_starts, self._ever_started = 0, True
         self.workers[name] = worker
+        if self._reserved:
+            await self._tell_reserved(worker)
         if len(self.workers) == self._num_workers:
             self.started.set()
         reason = await worker.wait_dead()
@@ -223,6 +242,9 @@ class TaskWorker:
 
     async def cancel(self, partition: str, uids: list[str]) -> None:
         self.worker.cancel(partition, uids)
+
+    async def reserve(self, servers: list[str]) -> None:
+        self.worker.reserve(servers)
 
     async def stop(self) -> None:
         if not self._task.done():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -100,7 +100,7 @@ class AgentLoopWorker:
         """Totals since the start: sessions_finished, sessions_failed, sessions_interrupted, rows, groups_closed,
         groups_lost, groups_returned, groups_cancelled."""
         self.queue = queue
-        self._config = config
+        self._config, self._llm = config, llm
         reward = (
             RewardFunction(
                 config.reward, timeout=config.reward_timeout, kwargs=config.reward_kwargs, threads=config.reward_threads
@@ -170,6 +170,10 @@ class AgentLoopWorker:
         for uid in uids:
             if (running := self._groups.get((partition, uid))) is not None and running.cancel():
                 self.counts["groups_cancelled"] += 1
+
+    def reserve(self, servers: Sequence[str]) -> None:
+        """From now on these LLM servers, and no others, are for groups whose tag says `reserved`."""
+        self._llm.reserve(servers)
 
     def find_loop(self, name: str | None) -> AgentLoop:
         """The agent loop of a row with this `agent_name`. A row may only name what is registered or configured."""

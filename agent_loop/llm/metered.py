@@ -31,6 +31,10 @@ class LLMPool(Protocol):
         `reserved`: at one of the servers that are reserved, if there are any."""
         ...
 
+    def reserve(self, servers: Sequence[str]) -> None:
+        """From now on these, and no others, are reserved."""
+        ...
+
 
 class MeteredClient:
     """Implements LLMClient. Adds to `metrics`: `generate_seconds` (as the session waits), `queue_seconds` and

@@ -93,6 +93,16 @@ def _sampler(config: StreamRLConfig) -> Iterator[str]:
     yield from found or _without_method(f"{key}.custom_sampler.path", custom.path, custom.name)
 
 
+def _validation_weights(config: StreamRLConfig) -> Iterator[str]:
+    separate, servers = config.trainer.v1.separate_async, config.actor_rollout_ref.rollout.num_replicas
+    if separate.validation_weights == "pin" and servers <= separate.validation_servers:
+        yield (
+            f"trainer.v1.separate_async.validation_weights=pin keeps {separate.validation_servers} servers "
+            f"(validation_servers) for validation, of {ROLLOUT}.num_replicas={servers}: none is left for training; raise "
+            "num_replicas, or use hold or mixed"
+        )
+
+
 def _without_method(key: str, file: str, name: str) -> Iterator[str]:
     """A class of the user's that cannot choose groups, as far as its file shows."""
     methods = methods_of(Path(file), name)
@@ -310,8 +320,8 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
-    _batches, _sampler, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths, _validation,
-    _placement, _datasets, _model, teacher, deterministic, _code, _names, _trackers, _directories, _memory,
+    _batches, _sampler, _validation_weights, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths,
+    _validation, _placement, _datasets, _model, teacher, deterministic, _code, _names, _trackers, _directories, _memory,
 )  # fmt: skip
 
 

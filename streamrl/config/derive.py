@@ -43,7 +43,7 @@ def derive(config: StreamRLConfig) -> StreamRLConfig:
         algorithm=_algorithm(config.algorithm, config.trainer),
         reward=_reward(config.reward),
         distillation=_distillation(config.distillation, parts.actor, replayed=config.trainer.replay is not None),
-        trainer=_trainer(config.trainer),
+        trainer=_trainer(config.trainer, parts.rollout.num_replicas),
         transfer_queue=_queue(config.transfer_queue),
     )
 
@@ -143,13 +143,19 @@ def _reward(reward: RewardConfig) -> RewardConfig:
     return replace(reward, custom_reward_function=replace(custom, path=path))
 
 
-def _trainer(trainer: TrainerConfig) -> TrainerConfig:
+def _trainer(trainer: TrainerConfig, servers: int) -> TrainerConfig:
+    separate = trainer.v1.separate_async
+    weights = separate.validation_weights or ("pin" if servers > separate.validation_servers else "mixed")
     return replace(
         trainer,
         runs_dir=str(Path(trainer.runs_dir).expanduser().absolute()),
         resume_from_path=_existing(trainer.resume_from_path) if trainer.resume_from_path else None,
         replay=_existing(trainer.replay) if trainer.replay else None,
-        v1=replace(trainer.v1, sampler=_sampler(trainer.v1.sampler)),
+        v1=replace(
+            trainer.v1,
+            sampler=_sampler(trainer.v1.sampler),
+            separate_async=replace(separate, validation_weights=weights),
+        ),
         rollout_data_dir=None if trainer.replay else _absolute(trainer.rollout_data_dir),  # recorded rows have no texts
         validation_data_dir=_absolute(trainer.validation_data_dir),
         val_before_train=trainer.val_before_train and not trainer.replay,

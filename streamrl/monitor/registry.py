@@ -190,7 +190,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     # Queue and weights.
     _step("queue/{pending,generating,ready,training}", "groups", "Depth of the training partition by state.", ""),
     _step("queue/{rows,bytes,redelivered,dead}", "", "Live rows and bytes; groups redelivered and dead, in all.", ""),
-    _step("weights/{version,bytes,rollout_version_min}", "", "Version published, its size, the oldest one served.", ""),
+    _step("weights/{version,bytes,rollout_version_min}", "", "The trainer's version, its size, the oldest served.", ""),
     _step(
         "data/{bytes_read,bytes_written,bytes_trainer}",
         "bytes",

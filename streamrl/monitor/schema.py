@@ -63,6 +63,9 @@ TABLE: tuple[EventSpec, ...] = (
     _span("validate", "trainer", ("step",), "Validation in training's place; also `when` (before, during, after)."),
     _span("validate_beside", "trainer", ("step",), "Validation beside training, with the weights of `step` and later."),
     _span(
+        "hold", "trainer", ("step",), "The servers' weights are held for a validation; what would go on needs newer."
+    ),
+    _span(
         "select",
         "trainer",
         ("step",),
@@ -169,6 +172,7 @@ CAUSE_OF_SPAN: dict[str, Cause] = {
     "hand_off": "hand_off",
     "checkpoint": "checkpoint",
     "validate": "validation",
+    "hold": "validation",
     "select": "bookkeeping",
     "close_step": "bookkeeping",
 }

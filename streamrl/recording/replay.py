@@ -35,6 +35,9 @@ class ReplayAgents:
     async def cancel(self, partition: str, uids: list[str]) -> None:
         """Nothing takes time here."""
 
+    async def reserve(self, servers: list[str]) -> None:
+        """There are none."""
+
     async def _put(self, group: Group, token: Token) -> None:
         for session, rows in enumerate(self._recording.sessions(group.uid, group.n)):
             keys = [row.key for row in rows]
@@ -52,6 +55,11 @@ class NoServers:
 
     async def loads(self) -> dict[str, Any]:
         return {}
+
+    async def pin(self, count: int) -> list[str]:
+        return []
+
+    async def unpin(self) -> None: ...
 
     async def sleep(self) -> None: ...
 

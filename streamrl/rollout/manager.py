@@ -34,29 +34,79 @@ class UpdateReport:
 
 
 class LLMServerManager:
-    """Invariant: updates do not overtake each other, so every server ends at the version of the last call."""
+    """Invariants: updates do not overtake each other, so every server ends at the version of the last call; a pinned
+    server keeps the version it had until it is unpinned, or dies (it comes back with the newest)."""
 
     def __init__(self, servers: Mapping[str, LLMServer]) -> None:
         self.servers: dict[str, LLMServer] = dict(servers)
         self._updating = asyncio.Lock()
+        self._pinned: dict[str, LLMServer] = {}
+        self._missed: WeightInfo | None = None
+        self._latest: WeightInfo | None = None
 
     async def update_weights(self, info: WeightInfo, *, deadline: float = UPDATE_SECONDS) -> UpdateReport:
-        """Give `info` to all servers at once; returns when each has acknowledged it, is dead, or `deadline` is over.
+        """Give `info` to all servers at once that are not pinned; returns when each has acknowledged it, is dead, or
+        `deadline` is over.
 
         Raises WeightError when a server refuses the weights (damaged, other names or shapes): the run's own mistake.
         """
         async with self._updating:
-            now = asyncio.get_running_loop().time
-            began = now()
-            answers = await self._all(lambda server: server.update_weights(info.path, info.version), deadline)
-            missing: dict[str, str] = {}
-            for name, answer in answers.items():
-                if isinstance(answer, WeightError) and not isinstance(answer, WeightsMissing):
-                    raise answer
-                if isinstance(answer, Exception):
-                    missing[name] = str(answer)
-            acknowledged = tuple(name for name in answers if name not in missing)
-            return UpdateReport(info.version, now() - began, acknowledged, missing)
+            free = {name: server for name, server in self.servers.items() if name not in self._pinned}
+            report = await self._update(info, deadline, free)
+            report.missing.update(dict.fromkeys(self._pinned, "it is pinned, and gets the newest when it is unpinned"))
+            self._missed = info if self._pinned else None
+            self._latest = info
+            return report
+
+    async def add_server(self, name: str, server: LLMServer) -> None:
+        """It gets every version from now on, and has the one in service on return; no update overtakes this. Raises
+        what keeps it from loading that (WeightError, ServerDied, TimeoutError)."""
+        async with self._updating, asyncio.timeout(UPDATE_SECONDS):
+            load, info = await server.load(), self._latest
+            if info is not None and load.weight_version != info.version:
+                await server.update_weights(info.path, info.version)
+            self.servers[name] = server
+
+    def forget(self, name: str) -> LLMServer:
+        """It gets no further version. The server, for the caller to close."""
+        self._pinned.pop(name, None)
+        return self.servers.pop(name)
+
+    async def pin(self, count: int) -> list[str]:
+        """So many servers, of those that are at the newest version the ones with the least to do, keep the version they
+        have from now on; at least one stays unpinned. Their names; empty, and nothing is pinned, if too few answer."""
+        async with self._updating:
+            loads = await self.loads()
+            newest = max((load.weight_version for load in loads.values()), default=0)
+            fit = [name for name, load in loads.items() if load.weight_version == newest]
+            if not 0 < count < len(self.servers) or count > len(fit):
+                return []
+            chosen = sorted(fit, key=lambda name: (loads[name].running + loads[name].waiting, name))[:count]
+            self._pinned |= {name: self.servers[name] for name in chosen}
+            await self._all(lambda server: _keep_weights(server, True), LOAD_SECONDS, self._pinned)
+            return chosen
+
+    async def unpin(self) -> None:
+        """The pinned servers catch up. Raises WeightError, as `update_weights`."""
+        async with self._updating:
+            servers, self._pinned = self._pinned, {}
+            await self._all(lambda server: _keep_weights(server, False), LOAD_SECONDS, servers)
+            if (info := self._missed) is not None:
+                self._missed = None
+                await self._update(info, UPDATE_SECONDS, servers)
+
+    async def _update(self, info: WeightInfo, deadline: float, servers: Mapping[str, LLMServer]) -> UpdateReport:
+        now = asyncio.get_running_loop().time
+        began = now()
+        answers = await self._all(lambda server: server.update_weights(info.path, info.version), deadline, servers)
+        missing: dict[str, str] = {}
+        for name, answer in answers.items():
+            if isinstance(answer, WeightError) and not isinstance(answer, WeightsMissing):
+                raise answer
+            if isinstance(answer, Exception):
+                missing[name] = str(answer)
+        acknowledged = tuple(name for name in answers if name not in missing)
+        return UpdateReport(info.version, now() - began, acknowledged, missing)
 
     async def loads(self) -> dict[str, ServerLoad]:
         """Of the servers that answer; one that is missing here is dead or starting."""
@@ -80,8 +130,13 @@ class LLMServerManager:
     async def close(self) -> None:
         await self._all(lambda server: server.close(), UPDATE_SECONDS)
 
-    async def _all(self, call: Callable[[LLMServer], Awaitable[Any]], seconds: float) -> dict[str, Any]:
-        """By server: its answer, or the ServerDied, WeightError or TimeoutError in its place."""
+    async def _all(
+        self,
+        call: Callable[[LLMServer], Awaitable[Any]],
+        seconds: float,
+        servers: Mapping[str, LLMServer] | None = None,
+    ) -> dict[str, Any]:
+        """By server (None: of all): its answer, or the ServerDied, WeightError or TimeoutError in its place."""
 
         async def one(server: LLMServer) -> Any:
             try:
@@ -92,4 +147,11 @@ class LLMServerManager:
             except (ServerDied, WeightError) as error:
                 return error
 
-        return dict(zip(self.servers, await asyncio.gather(*map(one, self.servers.values())), strict=True))
+        asked = dict(self.servers if servers is None else servers)
+        return dict(zip(asked, await asyncio.gather(*map(one, asked.values())), strict=True))
+
+
+async def _keep_weights(server: LLMServer, keep: bool) -> None:
+    """For those that look for newer weights by themselves."""
+    if (told := getattr(server, "keep_weights", None)) is not None:
+        await told(keep)

@@ -129,7 +129,7 @@ class RayLLMServer:
     """
 
     def __init__(self, config: RolloutServerConfig) -> None:
-        self._name, self._closing = config.server, False
+        self._name, self._closing, self._keeps = config.server, False, False
         self._store = WeightStore(config.weights_dir) if config.weights_dir else None
         try:
             self._server: Any = build_server(config, _event_log(config))
@@ -178,12 +178,16 @@ class RayLLMServer:
     async def wake_up(self) -> None:
         await self._watched(getattr(self._server, "wake_up", self._server.resume)())
 
+    async def keep_weights(self, keep: bool) -> None:
+        """Whether it keeps the version it has, whatever is published; a new process does not."""
+        self._keeps = keep
+
     async def load(self) -> ServerLoad:
         """Also catches up with LATEST: a version published while this process was starting was announced to nobody."""
         load = await self._watched(self._server.load())
         try:
             newest = self._store.latest() if self._store else None
-            if newest is None or newest.version == load.weight_version:
+            if newest is None or newest.version == load.weight_version or self._keeps:
                 return load
             await self._watched(self._server.update_weights(newest.path, newest.version))
         except WeightError as error:
@@ -275,6 +279,10 @@ class RayServerHandle:
 
     async def load(self) -> ServerLoad:
         return await self._answer("load", self._actor.load.remote())
+
+    async def keep_weights(self, keep: bool) -> None:
+        """It takes only versions that it is given by `update_weights`, and does not look for newer ones by itself."""
+        await self._answer("keep_weights", self._actor.keep_weights.remote(keep))
 
     async def pid(self) -> int:
         """Of the process as it is now. Raises what kept the server from starting."""

@@ -69,6 +69,9 @@ class AgentWorkerActor:
     async def cancel(self, partition: str, uids: list[str]) -> None:
         self._worker.cancel(partition, uids)
 
+    async def reserve(self, servers: list[str]) -> None:
+        self._worker.reserve(servers)
+
     async def stop(self) -> None:
         await self._worker.stop()
 
@@ -94,6 +97,10 @@ class RayWorker:
     async def cancel(self, partition: str, uids: list[str]) -> None:
         async with asyncio.timeout(STOP_SECONDS):
             await _answer(self._actor.cancel.remote(partition, uids))
+
+    async def reserve(self, servers: list[str]) -> None:
+        async with asyncio.timeout(STOP_SECONDS):
+            await _answer(self._actor.reserve.remote(servers))
 
     async def stop(self) -> None:
         try:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
+from contextlib import suppress
 from statistics import mean
 from typing import TypeVar
 
@@ -26,8 +27,8 @@ from streamrl.trainer.batch_log import BatchLog
 from streamrl.trainer.checkpoint import TrainerState
 from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
-from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.queue_cut import QueueCut
+from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
 from streamrl.trainer.samples import Samples
 from streamrl.trainer.saving import Saver
@@ -90,6 +91,8 @@ class Trainer(ABC):
         self._to_admit_again: asyncio.Queue[list[Group]] = asyncio.Queue()
         self._to_cancel: asyncio.Queue[list[str]] = asyncio.Queue()
         self._credit = 0
+        self._in_service = 0
+        """Version that the servers have; behind `version` only while a validation holds it."""
         self.buffer = ReplayBuffer(
             parts.queue, PARTITION, selection=self._selection(), events=parts.events, per_step=self.groups_per_step,
             in_order=self.in_order,
@@ -140,6 +143,11 @@ class Trainer(ABC):
 
     def total_steps(self) -> int:
         return training_steps(self.config, len(self.parts.train_data))
+
+    @property
+    def may_lag(self) -> int | None:
+        """Versions by which the servers may stay behind while a validation holds theirs; None: any number."""
+        return 0
 
     async def before_step(self) -> None:  # noqa: B027  # a hook: nothing by default
         """Before the first sample of a step; what it takes counts as waiting for data."""
@@ -207,6 +215,7 @@ class Trainer(ABC):
         self.report.training_begins(total)
         await self.report.look(self.version)
         while self.step < total:
+            await self._catch_up()
             if self.step and self._due(trainer.test_freq):
                 await self.validations.due(self.step)
             await self.train_step()
@@ -215,6 +224,8 @@ class Trainer(ABC):
                 await self._checkpoint()
         if self.saver.saved_step < self.step:  # whatever save_freq is, the trained weights are kept
             await self._checkpoint()
+        await self._or_stopped(self.validations.idle())
+        await self._catch_up()
         await self.validations.in_place("after", self.step)
         await self.saver.finish()
 
@@ -239,12 +250,12 @@ class Trainer(ABC):
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
             if version != self.version:
-                await self._publish(version)
+                await self._publish_unless_held(version)
             await self.on_published()
             with self.parts.events.span("close_step", step=step):
                 await self.samples.trained(step, PARTITION, groups)
                 self._batch_log.trained(step, [g.uid for g in groups], [g.order for g in groups])
-                await self.buffer.trained(batches, step, version)
+                await self.buffer.trained(batches, step, self._in_service)
                 if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
                     self._batch_log.committed(step)
                     await self.parts.queue.commit_step(PARTITION, step)
@@ -273,6 +284,23 @@ class Trainer(ABC):
             info = await self.parts.actor.publish_weights(version)
             span.add(bytes=info.bytes)
             await self.parts.servers.update_weights(info)
+        self._in_service = version
+
+    async def _publish_unless_held(self, version: int) -> None:
+        """A validation may hold the servers' weights: then the ranks keep `version` to themselves. Once what is sampled
+        with the held ones could not be trained in time any more, training waits for the validation."""
+        if self.validations.holds and (self.may_lag is None or version - self._in_service <= self.may_lag):
+            return
+        if self.validations.holds:
+            with self.parts.events.span("hold", step=self.step + 1), suppress(Stopped):  # the step is finished first
+                await self._or_stopped(self.validations.idle())
+        if not self.validations.holds:
+            await self._publish(version)
+
+    async def _catch_up(self) -> None:
+        """The servers get what a validation has kept from them, once it has ended."""
+        if self._in_service != self.version and not self.validations.holds:
+            await self._publish(self.version)
 
     # --- opening and resuming -----------------------------------------------------------------------------------
 
@@ -300,6 +328,14 @@ class Trainer(ABC):
         """What ranks write into rows: those of the life before, which may have been ahead of the checkpoint."""
         scored = {TEACHER_FIELD} if self.config.distillation.on_servers else set()
         return sorted({name for names in WRITES.values() for name in names} - scored)
+
+    async def _go_on(self, state: TrainerState, known: int) -> None:
+        """With the prompts that were out, whatever credit there is for them now."""
+        await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=0)
+        if restored := await self.saver.restore_rows(None if self.repeats else self.version):
+            self.parts.events.state("part", f"{len(restored)} finished groups came back from the checkpoint")
+        await self._reconcile(state, known)
+        await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=self._credit)
 
     async def _reconcile(self, state: TrainerState, known: int) -> None:
         """Bring the queue in line with the checkpoint, where its journal lost its end or is gone: what was trained
@@ -330,14 +366,6 @@ class Trainer(ABC):
     async def _cancel_in_flight(self) -> None:
         """Their leases have ended already; an agent worker that does not hear of it finds out when it renews them."""
         while True:
-    async def _go_on(self, state: TrainerState, known: int) -> None:
-        """With the prompts that were out, whatever credit there is for them now."""
-        await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=0)
-        if restored := await self.saver.restore_rows(None if self.repeats else self.version):
-            self.parts.events.state("part", f"{len(restored)} finished groups came back from the checkpoint")
-        await self._reconcile(state, known)
-        await self.parts.queue.open_partition(PARTITION, tasks=[], max_groups=self._credit)
-
             await self.parts.agents.cancel(PARTITION, await self._to_cancel.get())
 
     async def _admit_lost_prompts(self) -> None:

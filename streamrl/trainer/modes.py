@@ -102,6 +102,15 @@ class SeparateAsyncTrainer(AsyncTrainer):
 
     validates_beside = True
 
+    @property
+    def may_lag(self) -> int | None:
+        """What the bound on age leaves beside the batches that are out: a group is trained about so many versions after
+        it was begun."""
+        if self.config.trainer.v1.separate_async.fixed_lag:
+            return 0
+        bound = self.staleness.max_age
+        return None if bound is None else max(0, bound - math.ceil(self.warmup_batches))
+
     async def before_step(self) -> None:
         await super().before_step()
         if self.config.trainer.v1.separate_async.fixed_lag:

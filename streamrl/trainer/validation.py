@@ -8,12 +8,12 @@ session that failed counts as wrong. When it is done, and beside what: validatio
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
 from agent_loop.rows import PROMPT_FIELDS
-from agent_loop.session import SEEDED_AS, TELLS_ALL
+from agent_loop.session import RESERVED, SEEDED_AS, TELLS_ALL
 from streamrl.config.sections.rollout import ValidationSamplingConfig
 from streamrl.trainer.feeder import PromptSource
 from streamrl.trainer.group_buffer import FIRST_GROUPS, kind_of
@@ -118,13 +118,15 @@ class Validator:
         self._round = restored.next_order
 
     async def outcomes(
-        self, label: str, on_answers: OnAnswers | None = None, repeats: Repeats | None = None
+        self, label: str, on_answers: OnAnswers | None = None, repeats: Repeats | None = None, *, reserved: bool = False
     ) -> Outcomes:
-        """Ask the whole validation set. `on_answers` may look at the rows before they go. Raises DeadlineExceeded when
+        """Ask the whole validation set, if `reserved` at the servers that are. `on_answers` may look at the rows before
+        they go. Raises DeadlineExceeded when
         nothing ended for `stall_timeout` seconds."""
         changes = await self._client.watch(PARTITION, -1)
         answers = {mode: self._sampling.answers(mode) for mode in self._sampling.modes}
-        current = _Round(await self._admit(label, answers, repeats), Outcomes(answers))
+        more = {RESERVED: True} if reserved else {}
+        current = _Round(await self._admit(label, answers, repeats, more), Outcomes(answers))
         seq = changes.seq
         while current.expected:
             changes = await self._client.watch(PARTITION, seq, wait=self._stall_timeout)
@@ -143,13 +145,15 @@ class Validator:
         await self._finish([group.uid for group in current.ready])
         return current.outcomes
 
-    async def _admit(self, label: str, answers: dict[str, int], repeats: Repeats | None) -> dict[str, Question]:
+    async def _admit(
+        self, label: str, answers: dict[str, int], repeats: Repeats | None, more: Mapping[str, object]
+    ) -> dict[str, Question]:
         """Each answer is a group of its own: one that fails costs no other its score."""
         expected: dict[str, Question] = {}
         specs: list[GroupSpec] = []
         columns: dict[str, list[object]] = {name: [] for name in PROMPT_FIELDS}
         for mode, times in answers.items():
-            tag = {**self._sampling.tag(mode), "label": label, TELLS_ALL: True}
+            tag = {**self._sampling.tag(mode), "label": label, TELLS_ALL: True, **more}
             for position, answer in product(range(len(self._source)), range(times)):
                 row = self._source.at(0, position)
                 uid = f"v{self._round}{mode}{position:07d}"

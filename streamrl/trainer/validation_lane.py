@@ -3,8 +3,12 @@
                      due ──► in its place (sync, colocate_async; before and after training, val_only): the step waits
     trainer ──step──►   └──► beside it (separate_async): a task; generation for training and updates go on
 
-Beside training the servers take new weights meanwhile. What is written is labelled with the step it began at, and
-val-aux/versions/{min,max} tell the oldest and the newest weights that sampled any answer.
+What is written is labelled with the step it began at, and val-aux/versions/{min,max} tell the oldest and the newest
+weights that sampled any answer. Beside training, `separate_async.validation_weights` says which may:
+
+    pin    those of its step: some servers keep them, and the agent workers ask these for a validation and nothing else
+    hold   those of its step: the trainer asks `holds` before it gives the servers new ones (loop.py)
+    mixed  whatever the servers have
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ class Validations:
         """In deterministic mode: of the validation with this label at this step."""
         self._lane = ValidationLane(self._validate_beside, report.note)
         config = parts.config
+        self._weights = config.trainer.v1.separate_async
+        self._pinned: list[str] = []
+        """Servers that keep their weights for the validation under way."""
         self._validator = (
             validation.Validator(
                 parts.queue, parts.val_data, config.actor_rollout_ref.rollout.val_kwargs,
@@ -80,9 +87,20 @@ class Validations:
     async def due(self, step: int) -> None:
         """One during training."""
         if self._beside and self._validator is not None and ("during", step) not in self._done:
+            if self._weights.validation_weights == "pin" and not self._lane.under_way:
+                await self._pin()
             self._lane.begin("during", step)
         elif not self._beside:
             await self.in_place("during", step)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the servers have to keep their weights, for the validation under way."""
+        return self._weights.validation_weights == "hold" and self._lane.under_way
+
+    async def idle(self) -> None:
+        """When none is under way beside training any more. Raises what the last one raised."""
+        await self._lane.idle()
 
     def check(self) -> None:
         """Raises what a validation beside training raised."""
@@ -93,7 +111,25 @@ class Validations:
 
     async def _validate_beside(self, label: Label, step: int) -> None:
         with self._parts.events.span("validate_beside", step=step, when=label):
-            await self._validate(label, step)
+            try:
+                await self._validate(label, step)
+            finally:
+                await self._unpin()
+
+    async def _pin(self) -> None:
+        """Before the first question is asked, so that no answer is of other weights, and none for training is begun
+        with these."""
+        self._pinned = await self._parts.servers.pin(self._weights.validation_servers)
+        await self._parts.agents.reserve(self._pinned)
+        if not self._pinned:
+            self._report.note("too few LLM servers answer to pin one: the validation takes whatever weights they have")
+
+    async def _unpin(self) -> None:
+        """They have the newest weights before they take part in training again."""
+        if self._pinned:
+            self._pinned = []
+            await self._parts.servers.unpin()
+            await self._parts.agents.reserve([])
 
     async def _validate(self, label: Label, step: int) -> None:
         async def look_at(groups: list[Group]) -> None:
@@ -101,7 +137,7 @@ class Validations:
 
         assert self._validator is not None
         repeats = self.repeats(label, step) if self.repeats is not None else None
-        found = await self._validator.outcomes(label, look_at, repeats)
+        found = await self._validator.outcomes(label, look_at, repeats, reserved=bool(self._pinned))
         self.means[label] = found.means()
         self._done.add((label, step))
         self._report.validated(step, label, found.metrics())

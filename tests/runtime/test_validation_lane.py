@@ -47,6 +47,65 @@ def test_a_validation_stops_training_only_where_generation_and_training_take_tur
         assert any(line["val-aux/versions/max"] > line["step"] for line in during), "weights moved meanwhile"
 
 
+HELD = (
+    "trainer.v1.trainer_mode=separate_async", "trainer.total_training_steps=12", "trainer.test_freq=3",
+    "actor_rollout_ref.rollout.agent.max_sessions=16", "actor_rollout_ref.rollout.sim.response_tokens_sigma=1.0",
+)  # fmt: skip
+VALIDATIONS = "trainer.v1.separate_async.validation_weights"
+
+
+def seen(path: Path) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """The lines of the validations that stood beside training, and of the steps."""
+    check_events(read_events(path))
+    return [line for line in read_validations(path) if line["validation"] == "during"], list(read_metrics(path))
+
+
+def test_pinned_servers_answer_a_validation_with_the_weights_of_its_step_while_others_go_on(make_config) -> None:
+    pinned = ("actor_rollout_ref.rollout.num_replicas=3", "actor_rollout_ref.rollout.agent.max_sessions=64")
+    path, summary = run(make_config(*HELD, *pinned))
+    during, steps = seen(path)
+    assert summary.status == "finished"
+    assert during
+    for line in during:
+        assert line["val-aux/versions/min"] == line["val-aux/versions/max"] == line["step"]
+    validations = [event for event in read_events(path) if event.name == "validate_beside" and event.kind == "span"]
+    published = spans(path, "publish")
+    assert [v for v in validations if any(v.start < start < v.end for start, _ in published)], "to the other servers"
+    behind = [line["weights/version"] - line["weights/rollout_version_min"] for line in steps]
+    assert max(behind) >= 1, "a pinned server keeps its weights"
+    assert behind[-1] == 0, "and gets the newest afterwards"
+    assert not [event.value for event in read_events(path) if event.name == "note" and "pin" in str(event.value)]
+
+
+@pytest.mark.parametrize(("threshold", "strategy", "lags"), [(4, "drop", True), (2, "drop", False), (3, "wait", True)])
+def test_held_weights_answer_a_validation_alone_and_nothing_trained_is_too_old(
+    make_config, threshold: int, strategy: str, lags: bool
+) -> None:
+    sampler = "trainer.v1.sampler.max_off_policy"
+    bounds = (f"{sampler}_threshold={threshold}", f"{sampler}_strategy={strategy}")
+    path, summary = run(make_config(*HELD, f"{VALIDATIONS}=hold", *bounds))
+    during, steps = seen(path)
+    assert summary.status == "finished"
+    assert during
+    for line in during:
+        assert line["val-aux/versions/min"] == line["val-aux/versions/max"] == line["step"]
+    behind = [line["weights/version"] - line["weights/rollout_version_min"] for line in steps]
+    assert (max(behind) > 0) == lags, "training goes on for as long as the bound on age lets it"
+    assert max(behind) <= threshold - 2, "one version is for the batch that is out"
+    assert summary.lost_seconds_by_cause["validation"] > 0, "then it waits, and says for what"
+    assert max(line["training/off_policy/trajectory_staleness_worst/max"] for line in steps) < threshold
+    [after] = [line for line in read_validations(path) if line["validation"] == "after"]
+    assert after["val-aux/versions/min"] == after["step"] == 12, "the servers got the last weights first"
+
+
+def test_to_pin_all_servers_there_are_is_an_error(make_config) -> None:
+    with pytest.raises(ConfigError, match="none is left for training"):
+        make_config("trainer.v1.trainer_mode=separate_async", f"{VALIDATIONS}=pin")
+    one, two = make_config(), make_config("actor_rollout_ref.rollout.num_replicas=2")
+    assert one.trainer.v1.separate_async.validation_weights == "mixed"
+    assert two.trainer.v1.separate_async.validation_weights == "pin"
+
+
 def test_val_only_validates_and_trains_nothing(make_config) -> None:
     path, summary = run(make_config("trainer.val_only=true", "trainer.val_before_train=false"))
     assert (summary.status, summary.steps, summary.groups.trained) == ("finished", 0, 0)

@@ -27,6 +27,13 @@ class SeparateAsyncConfig:
     fixed_lag: bool = False
     """Train only when everything that is out is ready, so that every token is num_warmup_batches versions old: slow,
     and the same staleness on every machine. For measuring what staleness does to learning."""
+    validation_weights: Literal["pin", "hold", "mixed"] | None = None
+    """Which weights answer a validation beside training. pin: those of its step; validation_servers keep them meanwhile
+    and serve nothing else. hold: those of its step; the servers get no new weights before it has ended, and training
+    goes on as long as what is sampled meanwhile can be trained in time. mixed: those of its step and later ones. None:
+    pin where there are more servers than validation_servers, else mixed."""
+    validation_servers: PositiveInt = 1
+    """Servers that pin takes out of generation for training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +95,10 @@ class TrainerConfig:
     """Checkpoints that stay when a new one is written; null: all. A resume goes on from the newest."""
     ckpt_keep_interval: PositiveInt | None = None
     """Those of steps that are a multiple of it stay besides, for good."""
+    ckpt_include_rows: Literal["auto", "always", "never"] = "auto"
+    """Whether a checkpoint also holds the rows of groups that are finished and not trained yet, for a resume whose queue
+    has lost them (with its node, or its directory), which then does not generate them again. auto: of the oldest groups
+    as many as take 1 GiB; the trainer's process holds a copy until it is written."""
     test_freq: EveryOrNever = -1
     """Steps between validations; -1: only before and after."""
     val_before_train: bool = True
@@ -95,10 +106,6 @@ class TrainerConfig:
     """Validate actor_rollout_ref.model.path in a run of its own, and end (of a checkpoint: `streamrl export` first)."""
     rollout_data_dir: str | None = None
     """A directory for what the model said: <step>.jsonl with input, output, gts, score, step and what else the reward
-    ckpt_include_rows: Literal["auto", "always", "never"] = "auto"
-    """Whether a checkpoint also holds the rows of groups that are finished and not trained yet, for a resume whose queue
-    has lost them (with its node, or its directory), which then does not generate them again. auto: of the oldest groups
-    as many as take 1 GiB; the trainer's process holds a copy until it is written."""
     returned, of each row that was trained."""
     validation_data_dir: str | None = None
     """The same of each validation."""
