@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,8 +115,7 @@ def _drawn(panel: Panel, left: float, top: float) -> list[str]:
         _text(left + WIDTH / 2, top + HEIGHT + 32, panel.x, anchor="middle"),
     ]
     parts.append(f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#d1d5db"/>')
-    for tick in range(6):
-        value = panel.low + (panel.high - panel.low) * tick / 5
+    for value in ticks(panel.low, panel.high):
         _, y = at((0.0, value))
         parts.append(_text(left - 6, y + 4, f"{value:.3g}", anchor="end"))
         parts.append(f'<line x1="{left}" x2="{left + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#f3f4f6"/>')
@@ -124,12 +124,21 @@ def _drawn(panel: Panel, left: float, top: float) -> list[str]:
     for place, points in enumerate(panel.lines.values()):
         colour = COLOURS[place % len(COLOURS)]
         places = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, points))
-        parts.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        dashes = f' stroke-dasharray="{4 + 3 * place} {4 * place}"' if place else ""  # lines may lie on each other
+        parts.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
         for point in points:
             x, y = at(point)
             radius = 6 if point in panel.marks else 2.5
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}" fill-opacity="0.8"/>')
     return parts
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, four to nine of them."""
+    unit = 10 ** math.floor(math.log10(high - low))
+    step = next(step for step in (unit / 10, unit / 5, unit / 4, unit / 2, unit) if (high - low) / step < 8)
+    first = math.ceil(low / step - 1e-9)
+    return [place * step for place in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def losses(outcomes: Sequence[Outcome]) -> str:
