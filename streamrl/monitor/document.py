@@ -71,8 +71,9 @@ the score; with `_greedy` behind it in the greedy pass. Of n answers to each que
 k answers are those of 1000 draws with replacement, with the seed 42: the same draws as verl's.
 
 In `sync` and `colocate_async` a validation stops training. In `separate_async` it goes on beside it, one at a time (one
-that is due meanwhile is left out, and said); the servers take new weights meanwhile, and `val-aux/versions/{min,max}`
-tell which ones sampled any answer. A resumed run does none again.
+that is due meanwhile is left out, and said), with the weights of its step or with whatever the servers have meanwhile,
+as `trainer.v1.separate_async.validation_weights` says ([async.md](async.md#a-validation-beside-training));
+`val-aux/versions/{min,max}` tell which ones sampled any answer. A resumed run does none again.
 """
 
 

@@ -233,3 +233,35 @@ def test_code_that_cannot_be_imported_ends_the_run_at_once() -> None:
             assert manager.restarts == 0
 
     run_virtual(main())
+
+
+def test_reserved_servers_are_told_to_every_worker_also_to_those_that_start_later() -> None:
+    told: list[tuple[str, list[str]]] = []
+
+    class Told(TaskWorker):
+        async def reserve(self, servers: list[str]) -> None:
+            told.append((self.name, servers))
+            if servers and self.name == "agent-1":
+                raise ConnectionError("it does not answer")
+
+    async def main() -> None:
+        async with farm() as f:
+
+            class Spawner:
+                async def spawn(self, name: str) -> TaskWorker:
+                    return Told(f.worker(name))
+
+            manager = AgentLoopManager(Spawner(), f.trainer, 2)
+            f.tasks.create_task(manager.run())
+            await manager.started.wait()
+            await manager.reserve(["llm-0"])
+            kill(manager, "agent-0")
+            await asyncio.sleep(1)
+            assert sorted(told) == [("agent-0", ["llm-0"]), ("agent-0-1", ["llm-0"]), ("agent-1", ["llm-0"])]
+            told.clear()
+            await manager.reserve([])
+            kill(manager, "agent-0-1")
+            await asyncio.sleep(1)
+            assert sorted(told) == [("agent-0-1", []), ("agent-1", [])]
+
+    run_virtual(main())

@@ -10,7 +10,7 @@ import torch
 
 from agent_loop.llm.protocol import SamplingParams
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.replica import RolloutServerConfig, build_server
+from streamrl.rollout.replica import RayLLMServer, RolloutServerConfig, build_server
 from streamrl.rollout.sim import SimConfig, SimServer
 from streamrl.rollout.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightInfo, WeightsMismatch, WeightStore
@@ -56,6 +56,48 @@ def test_updates_do_not_overtake_each_other() -> None:
         manager = LLMServerManager({"s": server})
         await asyncio.gather(*(manager.update_weights(WeightInfo(v, "", 0)) for v in (1, 2, 3)))
         assert (await server.load()).weight_version == 3
+
+    run_virtual(main())
+
+
+def test_a_pinned_server_keeps_its_version_until_it_is_unpinned() -> None:
+    async def main() -> None:
+        servers = {f"s{i}": SimServer(SimConfig(token_seconds=1.0)) for i in range(3)}
+        manager = LLMServerManager(servers)
+
+        async def versions() -> dict[str, int]:
+            return {name: load.weight_version for name, load in (await manager.loads()).items()}
+
+        await manager.update_weights(WeightInfo(1, "", 0))
+        busy = asyncio.create_task(servers["s0"].generate("r", [1], SamplingParams(max_tokens=50)))
+        await asyncio.sleep(1)
+        servers["s2"].die()
+        assert await manager.pin(1) == ["s1"], "the one that lives and has the least to do"
+        assert "pinned" in (await manager.update_weights(WeightInfo(2, "", 0))).missing["s1"]
+        servers["s2"].restart()
+        await manager.update_weights(WeightInfo(3, "", 0))
+        assert await versions() == {"s0": 3, "s1": 1, "s2": 3}
+        await manager.unpin()
+        assert await versions() == {"s0": 3, "s1": 3, "s2": 3}
+        assert await manager.pin(3) == [], "one is left for training"
+        await manager.update_weights(WeightInfo(4, "", 0))
+        await manager.unpin()
+        assert await versions() == {"s0": 4, "s1": 4, "s2": 4}
+        await busy
+
+    run_virtual(main())
+
+
+def test_a_server_that_catches_up_by_itself_does_not_while_it_keeps_its_weights(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = WeightStore(tmp_path)
+        store.write({"w": torch.zeros(1)}, 1)
+        server = RayLLMServer(RolloutServerConfig("sim", weights_dir=str(tmp_path)))
+        store.write({"w": torch.zeros(1)}, 2)
+        await server.keep_weights(True)
+        assert (await server.load()).weight_version == 1
+        await server.keep_weights(False)
+        assert (await server.load()).weight_version == 2
 
     run_virtual(main())
 

@@ -30,7 +30,7 @@ class SeparateAsyncConfig:
     validation_weights: Literal["pin", "hold", "mixed"] | None = None
     """Which weights answer a validation beside training. pin: those of its step; validation_servers keep them meanwhile
     and serve nothing else. hold: those of its step; the servers get no new weights before it has ended, and training
-    goes on as long as what is sampled meanwhile can be trained in time. mixed: those of its step and later ones. None:
+    goes on as long as what is sampled meanwhile can be trained in time. mixed: those of its step and later ones. null:
     pin where there are more servers than validation_servers, else mixed."""
     validation_servers: PositiveInt = 1
     """Servers that pin takes out of generation for training."""
