@@ -240,6 +240,11 @@ class RayServerHandle:
     def __init__(self, actor: Any, server: str, *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._actor, self.server, self._answer_seconds = actor, server, answer_seconds
 
+    @property
+    def identity(self) -> object:
+        """The same for all handles of one server, also those that came by different ways."""
+        return self._actor
+
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
     ) -> Generation:
