@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from agent_loop.llm.fleet import FleetNews
 from agent_loop.plugins import PluginError
 from agent_loop.user_code import told
 from agent_loop.worker import AgentLoopWorker
@@ -45,6 +46,10 @@ class WorkerHandle(Protocol):
 
     async def reserve(self, servers: list[str]) -> None:
         """From now on it uses these LLM servers, and no others, for groups whose tag says `reserved` alone."""
+        ...
+
+    async def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+        """Of the LLM servers. By server: requests and tokens of this worker in flight."""
         ...
 
     async def stop(self) -> None:
@@ -245,6 +250,9 @@ class TaskWorker:
 
     async def reserve(self, servers: list[str]) -> None:
         self.worker.reserve(servers)
+
+    async def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+        return self.worker.hear(news)
 
     async def stop(self) -> None:
         if not self._task.done():

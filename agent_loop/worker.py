@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from agent_loop.group import GroupRun
+from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import LLMPool
 from agent_loop.llm.protocol import SamplingParams, Scorer
 from agent_loop.loop import AGENT_LOOPS, AgentLoop, Budgets, SpanSink, load_agent_loop, no_spans
@@ -174,6 +175,10 @@ class AgentLoopWorker:
     def reserve(self, servers: Sequence[str]) -> None:
         """From now on these LLM servers, and no others, are for groups whose tag says `reserved`."""
         self._llm.reserve(servers)
+
+    def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+        """Of the LLM servers. By server: requests and tokens of this worker in flight."""
+        return self._llm.hear(news)
 
     def find_loop(self, name: str | None) -> AgentLoop:
         """The agent loop of a row with this `agent_name`. A row may only name what is registered or configured."""

@@ -50,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("train", help="run a training job", add_help=False)
     commands.add_parser("config", help="the reference of all keys; a verl script translated", add_help=False)
     commands.add_parser("runs", help="list runs and the memory they hold, free it", add_help=False)
+    commands.add_parser("servers", help="the LLM servers of a running job: list, add, drain, remove", add_help=False)
     commands.add_parser("export", help="a checkpoint as a model directory that transformers opens", add_help=False)
     chosen = parser.parse_args(arguments[:1] or ["--help"])
-    verbs = {"train": train, "config": configuration, "runs": runs, "export": export}
+    verbs = {"train": train, "config": configuration, "runs": runs, "servers": servers, "export": export}
     return verbs[chosen.command](arguments[1:])
 
 
@@ -61,6 +62,13 @@ def runs(argv: Sequence[str]) -> int:
     from streamrl.runtime.runs import main as list_runs
 
     return list_runs(argv)
+
+
+def servers(argv: Sequence[str]) -> int:
+    """`streamrl servers`."""
+    from streamrl.runtime.servers import main as ask_servers
+
+    return ask_servers(argv)
 
 
 def export(argv: Sequence[str]) -> int:

@@ -49,7 +49,7 @@ class RoutedClient:
         self._patience = patience or Patience()
         self._line = WaitingLine(self.router, self._patience.healthy)
         self._beats = Beats(self._patience.beat, self._patience.silent, self._made_tokens, self._look_after)
-        self._suspicion = Suspicion()
+        self._suspicion = Suspicion(self._patience.poison)
         self._alone = asyncio.Lock()
         """Held by the suspect that is under way and has yet to show a token."""
         self._died_with: dict[str, tuple[int, int]] = {}
@@ -136,7 +136,7 @@ class RoutedClient:
             self.router.remove(name)
             self._stop_probe(name)
         for name, server in servers.items():
-            if self._servers.get(name) is not server:
+            if _identity(self._servers.get(name)) != _identity(server):
                 self.router.remove(name)
                 self.router.add(name)
                 self._stop_probe(name)
@@ -341,6 +341,11 @@ class RoutedClient:
             fault = RuntimeError(f"{task.get_name()}, which looks after an LLM server, broke: {error!r}")
             fault.__cause__ = error
             self._line.fail(fault)
+
+
+def _identity(server: LLMServer | None) -> object:
+    """A handle may come anew with each message; what it stands for is told by its `identity`, if it has one."""
+    return None if server is None else getattr(server, "identity", id(server))
 
 
 def _succeeded(call: asyncio.Future[Any]) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied
 
 
@@ -33,6 +34,10 @@ class LLMPool(Protocol):
 
     def reserve(self, servers: Sequence[str]) -> None:
         """From now on these, and no others, are reserved."""
+        ...
+
+    def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+        """What the manager of the servers tells. By server: requests and tokens of this pool in flight."""
         ...
 
 

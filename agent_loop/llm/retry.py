@@ -20,7 +20,8 @@ class Patience:
     abort: float = 2.0  # for what a cancelled generation had until then; a decode step, or a prefill
     first_pause: float = 0.1  # between health checks, doubling
     longest_pause: float = 5.0
-    deaths: int = 8  # servers that may die under one request before it is given up
+    deaths: int = 8  # servers that may die under one request, with others, before it is given up
+    poison: int = 3  # servers that die under one request, the last one under no other suspect: it is to blame
 
 
 class Setbacks:

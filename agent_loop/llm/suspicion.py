@@ -5,7 +5,7 @@ died is tried alone before it is blamed:
 
     1st and 2nd death          it continues elsewhere
     from then on a suspect     one suspect at a time, of one client, is under way without having shown a token
-    a death as the only one    it is poison: it is given up, and so is every other request with the same prompt
+    its third, as such a one   it is poison: it is given up, and so is every other request with the same prompt
 
 A request that ends, however that went before, clears its prompt. When prompt after prompt is found to be poison and
 none ends between them, it is the servers that are ill (broken weights, a full GPU); then nobody is blamed any more.
@@ -17,7 +17,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 SUSPECT_DEATHS = 2
-POISON_DEATHS = 3
 MAX_CONVICTED = 3
 """In a row without a request that ended; then the servers are to blame."""
 MAX_RECORDS = 4096
@@ -36,10 +35,11 @@ class _Record:
 
 
 class Suspicion:
-    """Invariants: three deaths at least precede a verdict, the last of them with no other suspect on that server; a
-    prompt once found to be poison is not sent to any server again."""
+    """Invariants: `poison_deaths` deaths at least precede a verdict, the last of them with no other suspect on that
+    server; a prompt once found to be poison is not sent to any server again."""
 
-    def __init__(self) -> None:
+    def __init__(self, poison_deaths: int = 3) -> None:
+        self._poison_deaths = poison_deaths
         self._records: OrderedDict[int, _Record] = OrderedDict()
         self._convicted = 0
 
@@ -63,7 +63,8 @@ class Suspicion:
         """`alone`: no other request was open there, or no other suspect."""
         record = self._records.setdefault(key, _Record())
         record.deaths.add((server, incarnation))
-        if alone and len(record.deaths) >= POISON_DEATHS and not record.poison and self._convicted < MAX_CONVICTED:
+        guilty = alone and len(record.deaths) >= self._poison_deaths
+        if guilty and not record.poison and self._convicted < MAX_CONVICTED:
             self._convicted += 1
             record.poison = (
                 f"{len(record.deaths)} LLM servers died under this request, the last one while no other was suspected: "

@@ -8,12 +8,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import ray
 from ray.exceptions import RayActorError, RayError
 
 from agent_loop.llm.client import Patience, RoutedClient
+from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import LLMServer
+from agent_loop.llm.router import Router
 from agent_loop.user_code import with_place
 from agent_loop.worker import AgentLoopWorker, WorkerConfig
 from streamrl.monitor.events import EventLog
@@ -49,7 +52,8 @@ class AgentWorkerActor:
     ) -> None:  # fmt: skip
         self._events = EventLog(Path(run_dir) / "events", name)
         self._queue = await QueueClient.connect(address, name=name)
-        self._llm = RoutedClient(servers, patience=Patience(answer=config.answer_timeout))
+        router = Router(servers, offset=crc32(name.encode()))  # not the one at which every worker's ties begin
+        self._llm = RoutedClient(servers, patience=Patience(answer=config.answer_timeout), router=router)
         self._teacher = RoutedClient(teachers) if teachers else None
         self._worker = AgentLoopWorker(
             self._queue, self._llm, config, name=name, on_span=self._events.span_at, teacher=self._teacher
@@ -71,6 +75,9 @@ class AgentWorkerActor:
 
     async def reserve(self, servers: list[str]) -> None:
         self._worker.reserve(servers)
+
+    async def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+        return self._worker.hear(news)
 
     async def stop(self) -> None:
         await self._worker.stop()
@@ -102,6 +109,10 @@ class RayWorker:
         async with asyncio.timeout(STOP_SECONDS):
             await _answer(self._actor.reserve.remote(servers))
 
+    async def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+        async with asyncio.timeout(STOP_SECONDS):
+            return await _answer(self._actor.hear.remote(news))
+
     async def stop(self) -> None:
         try:
             async with asyncio.timeout(STOP_SECONDS):
@@ -114,18 +125,21 @@ class RayWorker:
 
 
 class RaySpawner:
-    """Implements agent_loop.manager.Spawner."""
+    """Implements agent_loop.manager.Spawner. A worker starts with the servers that there are then."""
 
     def __init__(
         self, config: WorkerConfig, address: dict[str, str], servers: Mapping[str, LLMServer],
         teachers: Mapping[str, LLMServer], run_dir: Path,
     ) -> None:  # fmt: skip
-        self._arguments = (config, address, dict(servers), dict(teachers), str(run_dir))
+        self._config, self._address, self._run_dir = config, address, str(run_dir)
+        self._servers, self._teachers = servers, teachers
 
     async def spawn(self, name: str) -> RayWorker:
         actor: Any = ray.remote(AgentWorkerActor).options(num_cpus=0, max_restarts=0, max_concurrency=16).remote()
         try:
-            pid = await _answer(actor.start.remote(name, *self._arguments))
+            served, teachers = dict(self._servers), dict(self._teachers)
+            start = actor.start.remote(name, self._config, self._address, served, teachers, self._run_dir)
+            pid = await _answer(start)
         except BaseException:  # also when it took too long
             ray.kill(actor)
             raise

@@ -23,12 +23,15 @@ from streamrl.data import train_dataset, val_dataset
 from streamrl.monitor.events import EventLog
 from streamrl.recording.record import Recording, open_recording
 from streamrl.recording.replay import NoServers, ReplayAgents
+from streamrl.rollout.fleet import Fleet
+from streamrl.rollout.fleet_api import FleetApi
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start_ray_servers
 from streamrl.runtime import settings
 from streamrl.runtime.agent_actors import RaySpawner
 from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.run_dir import LOGS, RunDirectory
+from streamrl.runtime.servers import ENDPOINT_FILE, KEY_FILE
 from streamrl.single_controller import RayWorkerGroup, Role
 from streamrl.single_controller.roles import nodes_of_ray
 from streamrl.trainer.parts import Agents, Parts, Servers
@@ -129,13 +132,47 @@ async def _start_rollout(
         _told(_start_servers(served, stack), events, "the LLM servers have the model"),
         _start_servers(settings.teacher_servers(config, run), stack),
     )
-    spawner = RaySpawner(settings.agent_worker(config), address, servers, teachers, run.path)
+    manager = LLMServerManager(servers)
+    spawner = RaySpawner(settings.agent_worker(config), address, manager.servers, teachers, run.path)
 
     def restarted(name: str, reason: str) -> None:
         events.state("restart", f"{name}: {reason}", role="agent")
 
     agents = AgentLoopManager(spawner, queue, rollout.agent.num_workers, on_restart=restarted)
-    return LLMServerManager(servers), agents, LLMServerManager(teachers) if teachers else None
+    await stack.enter_async_context(_fleet(config, run, manager, agents))
+    return manager, agents, LLMServerManager(teachers) if teachers else None
+
+
+@asynccontextmanager
+async def _fleet(
+    config: StreamRLConfig, run: RunDirectory, manager: LLMServerManager, agents: AgentLoopManager
+) -> AsyncIterator[None]:
+    """The fleet beats, and can be asked (`streamrl servers`)."""
+    first = set(manager.servers)
+
+    async def start(name: str) -> RayServerHandle:
+        number = name.rpartition("-")[2]
+        replica = int(number) if number.isdigit() else len(manager.servers)
+        return (await start_ray_servers({name: settings.rollout_server(config, run, replica)}))[name]
+
+    fleet = Fleet(manager, lambda: agents.workers, start=start)
+    api = FleetApi(fleet, run.path / KEY_FILE, run.path / ENDPOINT_FILE)
+    beating = asyncio.create_task(fleet.run(), name="fleet")
+    beating.add_done_callback(_note_fault)
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await api.close()
+        await asyncio.gather(beating, return_exceptions=True)
+        added = [server for name, server in manager.servers.items() if name not in first]
+        await asyncio.gather(*(server.close() for server in added))
+
+
+def _note_fault(task: asyncio.Task[None]) -> None:
+    """Without beats the agent workers go on with what they know; the run need not end."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the fleet of LLM servers is looked after no more", exc_info=error)
 
 
 async def _start_servers(configs: dict[str, RolloutServerConfig], stack: AsyncExitStack) -> dict[str, RayServerHandle]:

@@ -97,7 +97,8 @@ async def farm(*turns: str, seconds: float = 0.1, server: FakeServer | None = No
     """Partition "train" is open; workers that still run at the end are ended with it."""
     asyncio.get_running_loop().set_default_executor(AtOnce())
     server = server or FakeServer(says(*(turns or (CALL, "= 391"))), seconds=seconds, version=3)
-    llm = RoutedClient({"llm-0": server}, patience=Patience(healthy=20.0))
+    patience = Patience(healthy=20.0, poison=100)  # every prompt here is the same one, and dies often by chance
+    llm = RoutedClient({"llm-0": server}, patience=patience)
     async with LocalQueue(unit_budget_bytes=64 << 20, segment_bytes=1 << 20) as queue:
         trainer = queue.client("trainer")
         await trainer.open_partition("train", tasks=TASKS)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from agent_loop.llm.client import NoServer, Patience, PoisonRequest, RoutedClient
+from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import MeteredClient
 from agent_loop.llm.protocol import ContextOverflow, Generation, SamplingParams, ServerDied
+from agent_loop.llm.router import ServerNews
 from streamrl.rollout.sim import SimConfig, SimServer
 from streamrl.rollout.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, generation
@@ -318,6 +321,159 @@ def test_without_a_scorer_the_wait_ends_with_the_reasons() -> None:
         client = RoutedClient({"t": FakeServer(counting, dead=True)}, patience=QUICK)
         with pytest.raises(NoServer, match="t: health check"):
             await client.score(PROMPT, [9], 1.0, session="s")
+        await client.close()
+
+    run_virtual(main())
+
+
+class Growing(FakeServer):
+    """One token of `counting` per second, told by `progress` as they come."""
+
+    begun: dict[str, tuple[float, list[int], SamplingParams]]
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> Generation:
+        self.begun = getattr(self, "begun", {})
+        self.begun[request_id] = (asyncio.get_running_loop().time(), list(prompt_ids), sampling)
+        self.seconds = float(len(counting(prompt_ids, sampling)))
+        return await super().generate(request_id, prompt_ids, sampling, images)
+
+    async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
+        if self.dead:
+            raise ServerDied("connection lost")
+        told: dict[str, Generation] = {}
+        for id, known in have.items():
+            since, prompt, sampling = self.begun[id]
+            made = int(asyncio.get_running_loop().time() - since)
+            told[id] = generation(counting(prompt, sampling)[known:made], sampling, self.version)
+        return told
+
+
+def test_the_tokens_that_a_server_had_made_when_it_died_are_kept() -> None:
+    async def main() -> None:
+        servers = {"a": Growing(counting, version=3), "b": Growing(counting, version=4)}
+        client = RoutedClient(servers, patience=QUICK)
+        call = asyncio.create_task(client.generate(PROMPT, SamplingParams(20), session="s"))
+        await asyncio.sleep(6.2)
+        servers["a"].dead = True
+        result = await call
+        assert result.token_ids == list(range(103, 113))
+        assert result.weight_versions == [3] * 6 + [4] * 4
+        assert (servers["b"].calls[0][1], servers["b"].calls[0][2].max_tokens) == ([*PROMPT, *range(103, 109)], 14)
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_server_that_hangs_is_found_by_its_heartbeat() -> None:
+    class Hanging(Growing):
+        async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
+            if asyncio.get_running_loop().time() > 4.0:
+                await asyncio.sleep(1e6)
+            return await super().progress(have)
+
+    async def main() -> None:
+        servers = {"hung": Hanging(counting), "ok": Growing(counting)}
+        client = RoutedClient(servers, patience=Patience(silent=5.0, answer=1e5))
+        result = await client.generate(PROMPT, SamplingParams(20), session="s")
+        assert result.token_ids == list(range(103, 113))
+        assert len(servers["ok"].calls[0][1]) == len(PROMPT) + 4
+        assert asyncio.get_running_loop().time() == pytest.approx(9.5 + 6, abs=1.0)
+        assert servers["hung"].aborted
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_requests_beyond_a_servers_limit_wait_in_line_and_go_first_come_first_served() -> None:
+    async def main() -> None:
+        server = FakeServer(counting, seconds=1.0)
+        client = RoutedClient({"a": server}, patience=QUICK)
+        client.hear(FleetNews(servers={"a": ServerNews(max_requests=2)}))
+        calls = [
+            asyncio.create_task(client.generate([1, 2, 3, i], SamplingParams(20), session=f"s{i}")) for i in range(7)
+        ]
+        await asyncio.sleep(0.5)
+        assert (len(server.calls), client.waiting) == (2, 5)
+        calls[2].cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert server.most_running == 2
+        assert [prompt[-1] for _, prompt, _ in server.calls] == [0, 1, 3, 4, 5, 6]
+        assert (client.router.in_flight(), client.waiting) == (0, 0)
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_waiting_for_a_busy_server_has_no_deadline_of_its_own() -> None:
+    async def main() -> None:
+        server = FakeServer(counting, seconds=25.0)
+        client = RoutedClient({"a": server}, patience=QUICK)
+        client.hear(FleetNews(servers={"a": ServerNews(max_requests=1)}))
+        got = await asyncio.gather(*(client.generate(PROMPT, SamplingParams(20), session=f"s{i}") for i in range(4)))
+        assert [result.stop_reason for result in got] == ["stop"] * 4
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_request_that_kills_its_servers_is_given_up_while_its_companions_end() -> None:
+    """It dies again and again with whoever is beside it; in the end it is tried alone."""
+    poison = [6, 6, 6]
+
+    class Mortal(Growing):
+        async def generate(
+            self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+        ) -> Generation:
+            if prompt_ids[:3] == poison and not self.dead:
+                loop = asyncio.get_running_loop()
+                loop.call_later(0.3, self.kill)
+                loop.call_later(2.0, setattr, self, "dead", False)
+            return await super().generate(request_id, prompt_ids, sampling, images)
+
+        def kill(self) -> None:
+            self.dead = True
+            self.deaths = getattr(self, "deaths", 0) + 1
+
+        async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
+            return await super().progress(have)
+
+    async def main() -> None:
+        servers = {f"s{i}": Mortal(counting) for i in range(3)}
+        client = RoutedClient(servers, patience=QUICK)
+        others = [client.generate([1, 2, i], SamplingParams(20), session=f"s{i}") for i in range(12)]
+        samples = [client.generate(poison, SamplingParams(20), session=f"poison-{i}") for i in range(4)]
+        results = await asyncio.gather(*samples, *others, return_exceptions=True)
+        assert all(isinstance(result, PoisonRequest) for result in results[:4]), results[:4]
+        assert all(isinstance(result, Generation) and result.stop_reason == "stop" for result in results[4:])
+        assert sum(getattr(server, "deaths", 0) for server in servers.values()) <= 8
+        assert client.router.in_flight() == 0
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_servers_that_come_and_go_by_the_fleets_news() -> None:
+    async def main() -> None:
+        a, b = FakeServer(counting, seconds=1.0), FakeServer(counting, seconds=1.0)
+        client = RoutedClient({"a": a}, patience=QUICK)
+        held = client.hear(FleetNews(handles={"a": a, "b": b}))
+        assert held == {"a": (0, 0), "b": (0, 0)}
+        await asyncio.sleep(1.0)
+        await asyncio.gather(*(client.generate(PROMPT, SamplingParams(20), session=f"r{i}") for i in range(4)))
+        assert (len(a.calls), len(b.calls)) == (3, 1), "b has to prove itself"
+        await asyncio.gather(*(client.generate(PROMPT, SamplingParams(20), session=f"s{i}") for i in range(4)))
+        assert (len(a.calls), len(b.calls)) == (5, 3)
+        call = asyncio.create_task(client.generate(PROMPT, SamplingParams(20), session="t"))
+        await asyncio.sleep(0.1)
+        busy = "a" if a.running else "b"
+        assert client.hear(FleetNews(draining=frozenset([busy])))[busy] == (1, 23)
+        await asyncio.gather(*(client.generate(PROMPT, SamplingParams(20), session=f"u{i}") for i in range(4)))
+        await call
+        assert (len(a.calls), len(b.calls)) == ((6, 7) if busy == "a" else (9, 4))
+        client.hear(FleetNews(out={"a": "it told no load"}))
+        assert client.router.servers["a"].reason == "it told no load"
         await client.close()
 
     run_virtual(main())

@@ -1,0 +1,233 @@
+"""Servers come, go and hang while several agent workers use them; simulated servers on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agent_loop.llm.client import Patience, RoutedClient
+from agent_loop.llm.fleet import FleetNews
+from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied
+from streamrl.rollout.fleet import SILENT_SECONDS, Fleet, FleetError
+from streamrl.rollout.manager import LLMServerManager
+from streamrl.rollout.sim import SimConfig, SimServer
+from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.weight_sync import WeightInfo
+
+PROMPT = [1, 2, 3]
+SIM = SimConfig(token_seconds=0.1)
+
+
+class InProcess:
+    """A worker's side of the fleet, with nothing around its client."""
+
+    def __init__(self, servers: dict[str, LLMServer], offset: int) -> None:
+        self.client = RoutedClient(servers, patience=Patience(healthy=30.0))
+        self.news: list[FleetNews] = []
+        self.deaf = False
+
+    async def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+        if self.deaf:
+            raise ServerDied("the worker is gone")
+        self.news.append(news)
+        return self.client.hear(news)
+
+
+@dataclass
+class World:
+    count: int = 2
+    workers: int = 2
+    slots: int = 4
+    servers: dict[str, Any] = field(default_factory=dict)
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self.servers = {f"server-{i}": self.server() for i in range(self.count)}
+        self.manager = LLMServerManager(self.servers)
+        self.listeners = {f"agent-{i}": InProcess(self.servers, i) for i in range(self.workers)}
+        self.fleet = Fleet(self.manager, lambda: self.listeners, start=self.start)
+
+    def server(self) -> SimServer:
+        return SimServer(SIM, max_num_seqs=self.slots, max_model_len=4096)
+
+    async def start(self, name: str) -> LLMServer:
+        self.servers[name] = server = self.server()
+        return server
+
+    def generate(self, worker: int, tokens: int, session: str) -> asyncio.Task[Generation]:
+        client = self.listeners[f"agent-{worker}"].client
+        return asyncio.ensure_future(client.generate(PROMPT, SamplingParams(tokens), session=session))
+
+    async def close(self) -> None:
+        for listener in self.listeners.values():
+            await listener.client.close()
+
+    def run(self, test: Coroutine[Any, Any, None]) -> None:
+        async def main() -> None:
+            beating = asyncio.create_task(self.fleet.run())
+            await asyncio.sleep(0.01)
+            await asyncio.wait_for(test, 10_000)
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            await self.close()
+
+        run_virtual(main())
+
+
+def test_a_server_that_joins_has_the_weights_in_service_before_its_first_request() -> None:
+    world = World()
+
+    async def test() -> None:
+        await world.manager.update_weights(WeightInfo(version=7, path="unused", bytes=0))
+        assert await world.fleet.add() == "server-2"
+        assert (await world.servers["server-2"].load()).weight_version == 7
+        await asyncio.sleep(1)
+        calls = [world.generate(i % 2, 50, f"s{i}") for i in range(12)]
+        await asyncio.sleep(3)
+        assert (await world.servers["server-2"].load()).running >= 2
+        await world.manager.update_weights(WeightInfo(version=8, path="unused", bytes=0))
+        assert (await world.servers["server-2"].load()).weight_version == 8
+        assert {got.stop_reason for got in await asyncio.gather(*calls)} == {"length"}
+
+    world.run(test())
+
+
+def test_a_server_that_cannot_load_the_weights_does_not_join() -> None:
+    world = World()
+
+    class Refuses(SimServer):
+        async def update_weights(self, path: str, version: int) -> None:
+            raise ServerDied("no memory")
+
+    async def test() -> None:
+        await world.manager.update_weights(WeightInfo(version=7, path="unused", bytes=0))
+        refuses = Refuses(SIM)
+        with pytest.raises(ServerDied, match="no memory"):
+            await world.fleet.add_server("new", refuses)
+        assert "new" not in world.manager.servers
+        assert [row.name for row in world.fleet.rows()] == ["server-0", "server-1"]
+        with pytest.raises(ServerDied):
+            await refuses.load()
+
+    world.run(test())
+
+
+def test_a_drained_server_ends_what_it_has_and_gets_nothing_new() -> None:
+    world = World()
+
+    async def test() -> None:
+        calls = [world.generate(i % 2, 100, f"s{i}") for i in range(4)]
+        await asyncio.sleep(2)
+        await world.fleet.drain("server-0", deadline=60.0)
+        assert (await world.servers["server-0"].load()).running == 0
+        later = [world.generate(i % 2, 20, f"t{i}") for i in range(4)]
+        await asyncio.sleep(1)
+        assert (await world.servers["server-0"].load()).tokens_generated == 200
+        assert all(len(got.token_ids) == 100 for got in await asyncio.gather(*calls))
+        await asyncio.gather(*later)
+        assert [(row.name, row.status) for row in world.fleet.rows()] == [
+            ("server-0", "draining"), ("server-1", "serving"),
+        ]  # fmt: skip
+
+    world.run(test())
+
+
+def test_what_has_not_ended_by_the_deadline_of_a_drain_goes_on_elsewhere_with_its_tokens() -> None:
+    world = World()
+
+    async def test() -> None:
+        calls = [world.generate(i % 2, 1000, f"s{i}") for i in range(4)]
+        await asyncio.sleep(2)
+        await world.fleet.remove("server-0", deadline=5.0)
+        assert asyncio.get_running_loop().time() < 12.0
+        assert list(world.manager.servers) == ["server-1"]
+        assert all(list(listener.client.router.servers) == ["server-1"] for listener in world.listeners.values())
+        results = await asyncio.gather(*calls)
+        assert all(len(got.token_ids) == 1000 for got in results)
+        made = (await world.servers["server-1"].load()).tokens_generated
+        assert 3500 < made < 4000, "tokens of the removed server were kept"
+        with pytest.raises(ServerDied):
+            await world.servers["server-0"].load()
+
+    world.run(test())
+
+
+def test_the_last_server_in_service_is_not_drained() -> None:
+    world = World()
+
+    async def test() -> None:
+        await world.fleet.drain("server-0")
+        with pytest.raises(FleetError, match="server-1 is the last server in service: add another one first"):
+            await world.fleet.remove("server-1")
+        with pytest.raises(FleetError, match="no server server-7; there are server-0, server-1"):
+            await world.fleet.drain("server-7")
+
+    world.run(test())
+
+
+def test_a_dead_server_is_out_for_every_worker_within_a_beat_or_two_and_comes_back() -> None:
+    world = World()
+
+    async def test() -> None:
+        world.servers["server-0"].die()
+        await asyncio.sleep(2.5)
+        assert all("server-0" in listener.client.router.out() for listener in world.listeners.values())
+        assert world.fleet.rows()[0].status == "out"
+        world.servers["server-0"].restart()
+        await asyncio.sleep(8)
+        assert not any(listener.client.router.out() for listener in world.listeners.values())
+
+    world.run(test())
+
+
+def test_a_server_that_hangs_is_taken_out_and_holds_up_no_beat() -> None:
+    world = World()
+
+    async def hang() -> Any:
+        await asyncio.sleep(1e6)
+
+    async def test() -> None:
+        world.servers["server-1"].load = hang
+        heard = len(world.listeners["agent-0"].news)
+        await asyncio.sleep(20)
+        assert len(world.listeners["agent-0"].news) - heard >= 9
+        assert "no load" in world.listeners["agent-0"].news[-1].out["server-1"]
+        assert SILENT_SECONDS < 20
+
+    world.run(test())
+
+
+def test_a_worker_that_starts_late_or_is_gone_disturbs_nobody() -> None:
+    world = World()
+
+    async def test() -> None:
+        world.listeners["agent-1"].deaf = True
+        await world.fleet.add()
+        late = world.listeners["agent-2"] = InProcess({}, 2)
+        await asyncio.sleep(2.5)
+        assert sorted(late.client.router.servers) == ["server-0", "server-1", "server-2"]
+        assert late.news[-1].handles is None
+        assert sorted(world.listeners["agent-0"].client.router.servers) == ["server-0", "server-1", "server-2"]
+
+    world.run(test())
+
+
+def test_no_server_gets_more_than_its_slots_and_their_spare_while_requests_wait_in_line() -> None:
+    world = World(slots=8)
+
+    async def test() -> None:
+        await asyncio.sleep(1.5)
+        calls = [world.generate(i % 2, 30, f"s{i}") for i in range(100)]
+        for _ in range(10):
+            await asyncio.sleep(1.0)
+            for server in world.servers.values():
+                load = await server.load()
+                assert load.running + load.waiting <= 8 + 2 + 2
+        assert sum(listener.client.waiting for listener in world.listeners.values()) > 0
+        assert all(len(got.token_ids) == 30 for got in await asyncio.gather(*calls))
+
+    world.run(test())
