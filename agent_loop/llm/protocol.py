@@ -130,6 +130,11 @@ class LLMServer(Protocol):
         tokens sampled from now on carry `version`."""
         ...
 
+    async def weights_checksum(self) -> str | None:
+        """Of the weights in service, comparable with the trainer's (streamrl.weight_sync.digest). None: this kind has
+        none to tell."""
+        return None
+
     async def pause(self) -> None:
         """No decode step until resume; requests keep their place."""
         ...

@@ -46,7 +46,7 @@ class RolloutServerConfig:
     """One server. `weights_dir` None serves the model as it is saved; `events_dir` None reports nothing."""
 
     name: str = "torch"
-    """Which kind: "torch", "sim", or a name given to `register_server`."""
+    """Which kind: "torch", "vllm", "sim", or a name given to `register_server`."""
     model_path: str = ""
     weights_dir: str | None = None
     max_num_seqs: int = 64
@@ -58,6 +58,8 @@ class RolloutServerConfig:
     seed: int = 0
     sim: Any = None
     """A SimConfig, or a mapping or config section with some of its fields."""
+    vllm: Any = None
+    """A VllmOptions, or a mapping with some of its fields."""
     server: str = "server-0"
     """The name by which events and loads tell this server from others."""
     events_dir: str | None = None
@@ -104,7 +106,13 @@ def _sim(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
     )
 
 
-_BUILDERS: dict[str, Builder] = {"torch": _torch, "sim": _sim}
+def _vllm(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
+    from streamrl.rollout.vllm_server import VllmServer
+
+    return VllmServer(config, events)
+
+
+_BUILDERS: dict[str, Builder] = {"torch": _torch, "vllm": _vllm, "sim": _sim}
 
 
 def register_server(name: str, builder: Builder) -> None:
@@ -165,6 +173,11 @@ class RayLLMServer:
     async def update_weights(self, path: str, version: int) -> None:
         await self._watched(self._server.update_weights(path, version))
 
+    async def weights_checksum(self) -> str | None:
+        if not hasattr(self._server, "weights_checksum"):  # a simulation, or one from before this verb
+            return None
+        return await self._watched(self._server.weights_checksum())
+
     async def pause(self) -> None:
         await self._watched(self._server.pause())
 
@@ -218,7 +231,8 @@ class _NotStarted:
     async def _die(self, *_: object) -> Any:
         raise ServerDied(f"the server could not start: {self.error}")
 
-    generate = progress = score = abort = update_weights = pause = resume = sleep = wake_up = load = _die
+    generate = progress = score = abort = update_weights = weights_checksum = _die
+    pause = resume = sleep = wake_up = load = _die
 
     async def close(self) -> None: ...
 
@@ -269,6 +283,9 @@ class RayServerHandle:
 
     async def update_weights(self, path: str, version: int) -> None:
         await self._answer("update_weights", self._actor.update_weights.remote(path, version), START_SECONDS)
+
+    async def weights_checksum(self) -> str | None:
+        return await self._answer("weights_checksum", self._actor.weights_checksum.remote())
 
     async def pause(self) -> None:
         await self._answer("pause", self._actor.pause.remote())
@@ -324,7 +341,7 @@ async def start_ray_servers(
 ) -> dict[str, RayServerHandle]:
     """One actor per config, all starting at once, ready on return. Ray must be initialised.
 
-    The actors reserve no logical CPUs, and one GPU each where the device is CUDA. `env`: further environment variables
+    The actors reserve no logical CPUs, and their GPUs where the device is CUDA. `env`: further environment variables
     of their processes. Raises what kept the first server from starting (ValueError, WeightError), or ServerDied.
     """
     import ray
@@ -340,7 +357,7 @@ async def start_ray_servers(
     actor: Any = ray.remote(RayLLMServer)
     handles: dict[str, RayServerHandle] = {}
     for name, config in configs.items():
-        gpus = 1 if config.device.startswith("cuda") else 0
+        gpus = _devices(config) if config.device.startswith("cuda") else 0
         handles[name] = RayServerHandle(
             actor.options(**options, num_gpus=gpus).remote(replace(config, server=name)), name
         )
@@ -351,6 +368,13 @@ async def start_ray_servers(
             ray.kill(handle._actor)
         raise
     return handles
+
+
+def _devices(config: RolloutServerConfig) -> int:
+    """GPUs of one server."""
+    from streamrl.rollout.vllm_options import VllmOptions
+
+    return VllmOptions.of(config.vllm).devices if config.name == "vllm" else 1
 
 
 async def _started(handle: RayServerHandle) -> None:

@@ -203,6 +203,9 @@ class SimServer:
             self._plan()
         self._report.weights(began, loop_time(), version)
 
+    async def weights_checksum(self) -> str | None:
+        return None  # there is no model
+
     async def pause(self) -> None:
         self._stand("paused")
 

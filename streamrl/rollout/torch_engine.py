@@ -33,6 +33,7 @@ from streamrl.rollout.noise import Streams, uniforms
 from streamrl.rollout.requests import check_request, check_scored
 from streamrl.rollout.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
 from streamrl.weight_sync import WeightError, WeightsMissing, WeightStore
+from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.load import load_into
 from streamrl.weight_sync.shared_memory import read_weights
 
@@ -153,6 +154,10 @@ class TorchServer:
     async def update_weights(self, path: str, version: int) -> None:
         """Raises WeightError (the old weights stay), ServerDied."""
         await self._between_steps(lambda: self._update(path, version))
+
+    async def weights_checksum(self) -> str | None:
+        """Of the parameters as they are, tied ones under their first name."""
+        return await self._between_steps(lambda: weights_digest(self._engine.model.named_parameters()))
 
     async def pause(self) -> None:
         await self._between_steps(lambda: self._set_paused(True))

@@ -47,13 +47,16 @@ def tiny_model(kind: str, seed: int = 0) -> Any:
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter, std=0.3)
         return model
+    if kind == "wide":  # heads of 32, the least that vLLM knows on a CPU
+        sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+        return Qwen2ForCausalLM(Qwen2Config(**common | sizes, tie_word_embeddings=True))
     return LlamaForCausalLM(LlamaConfig(**common, num_key_value_heads=4, tie_word_embeddings=False))
 
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     dirs: dict[str, str] = {}
-    for kind in ("qwen2", "llama"):
+    for kind in ("qwen2", "llama", "wide"):
         path = tmp_path_factory.mktemp(kind)
         tiny_model(kind).save_pretrained(path)
         dirs[kind] = str(path)
@@ -69,3 +72,22 @@ def other_weights(tmp_path: Path) -> Any:
         return WeightStore(tmp_path / "weights").write(tiny_model(kind, seed).state_dict(), version)
 
     return publish
+
+
+@pytest.fixture(scope="module")
+def vllm_engine(model_dirs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A `KeptEngine` with the model "wide"; skips where vLLM is not installed."""
+    pytest.importorskip("vllm", reason="vLLM is not installed (make vllm)")
+    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.weight_sync import WeightStore
+    from tests.rollout.kept_vllm import KeptEngine
+
+    weights = tmp_path_factory.mktemp("vllm") / "weights"
+    WeightStore(weights).write(tiny_model("wide").state_dict(), 0)
+    options = {"engine_kwargs": {"kv_cache_memory_bytes": 64 << 20, "block_size": 32}}
+    config = RolloutServerConfig(
+        "vllm", model_dirs["wide"], str(weights), max_num_seqs=4, max_model_len=512, vllm=options
+    )
+    engine = KeptEngine(config)
+    yield engine
+    engine.end()

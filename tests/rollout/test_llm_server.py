@@ -38,6 +38,11 @@ class Case:
     name: str
     build: Callable[[], LLMServer]
     publish: Callable[[int], str]
+    scores: bool = True
+
+    def needs_scores(self) -> None:
+        if not self.scores:
+            pytest.skip(f"{self.name} scores no tokens")
 
     def run(self, test: Callable[[LLMServer], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
@@ -56,8 +61,15 @@ async def until_tokens(server: LLMServer, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-@pytest.fixture(params=["torch", "sim"])
+VLLM = pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.timeout(400)])
+"""Its engine starts once for all tests here, in half a minute or more."""
+
+
+@pytest.fixture(params=["torch", "sim", VLLM])
 def case(request: pytest.FixtureRequest, model_dirs: dict[str, str], other_weights: Any) -> Case:
+    if request.param == "vllm":
+        engine = request.getfixturevalue("vllm_engine")
+        return Case("vllm", engine.server, lambda version: other_weights("wide", version, version).path, scores=False)
     if request.param == "sim":
         sim = SimConfig(vocab_size=VOCAB, token_seconds=0.01, token_sigma=0.3, response_tokens_sigma=0.5)
         return Case("sim", lambda: SimServer(sim, max_num_seqs=SLOTS, max_model_len=MAX_LEN), lambda version: "unused")
@@ -343,6 +355,8 @@ def test_a_cancelled_call_frees_its_slot(case: Case) -> None:
 
 
 def test_scores_are_one_log_prob_per_response_token_whatever_else_runs(case: Case) -> None:
+    case.needs_scores()
+
     async def test(server: LLMServer) -> None:
         rng = random.Random(5)
         rows = [([rng.randrange(VOCAB)] * rng.randint(1, 9), [rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))])
@@ -371,6 +385,8 @@ def test_scores_are_one_log_prob_per_response_token_whatever_else_runs(case: Cas
 
 
 def test_tokens_that_cannot_be_scored_are_the_callers_error(case: Case) -> None:
+    case.needs_scores()
+
     async def test(server: LLMServer) -> None:
         with pytest.raises(ContextOverflow, match=str(MAX_LEN)):
             await server.score([1] * 500, [2] * 13)
@@ -386,6 +402,8 @@ def test_tokens_that_cannot_be_scored_are_the_callers_error(case: Case) -> None:
 
 
 def test_scoring_waits_while_paused_and_is_not_aborted(case: Case) -> None:
+    case.needs_scores()
+
     async def test(server: LLMServer) -> None:
         await server.pause()
         asked: list[asyncio.Task[Scores]] = [asyncio.ensure_future(server.score([1, 2], [3, i])) for i in range(7)]
@@ -404,6 +422,8 @@ def test_scoring_waits_while_paused_and_is_not_aborted(case: Case) -> None:
 
 
 def test_close_fails_what_is_to_be_scored(case: Case) -> None:
+    case.needs_scores()
+
     async def test(server: LLMServer) -> None:
         await server.pause()
         asked = [asyncio.ensure_future(server.score([1, 2], [3, 4])) for _ in range(3)]
