@@ -155,6 +155,9 @@ class _Handler(KeyedHandler):
             return self._refuse(HTTPStatus.CONFLICT, str(error))
         except (TimeoutError, ServerDied, ValueError, OSError) as error:
             return self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error) or f"not done within {seconds:g} s")
+        except Exception as error:  # the root of the request: the log has all of it
+            logger.exception("%s %s failed", self.command, self.path)
+            return self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
         return self.answer(HTTPStatus.OK, msgspec.json.encode(answer) + b"\n", "application/json")
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
