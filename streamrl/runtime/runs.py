@@ -1,7 +1,7 @@
 """`streamrl runs`: the run directories, how each ended, and what it still holds outside of its directory.
 
 A run that did not finish keeps the queue's rows (usually in /dev/shm) until it is resumed. Without them it resumes as
-well, from its checkpoint, and generates again what was finished but not trained yet; so `--clean` may free them.
+well, from its checkpoint, and generates again what was not finished then; so `--clean` may free them.
 """
 
 from __future__ import annotations

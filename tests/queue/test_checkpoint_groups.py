@@ -100,6 +100,22 @@ async def test_a_group_that_is_to_be_generated_gets_the_sessions_that_it_lacks(c
     assert after["g0"][5]["g0_1_1"] == before["g0"][5]["g0_1_1"]
 
 
+async def test_a_group_that_is_suspected_of_killing_its_holders_keeps_no_other_from_coming_back(
+    client, other, tmp_path: Path
+) -> None:
+    await admit(client, 0, 1)
+    await generate(client, 0)
+    await generate(client, 1)
+    before = await content(client)
+    await saved(client, tmp_path / "c")
+    await admit(other, 0, 1)
+    for holder in ("first", "second"):
+        await other.lease(P, "generate", uids=["g0", "g1"] if holder == "first" else ["g0"], holder=holder)
+        await other.release_holder(holder)
+    assert sorted(await checkpoint.load_groups(other, tmp_path / "c", P, "generate")) == ["g0", "g1"]
+    assert await content(other) == before
+
+
 async def test_groups_of_newer_weights_than_asked_for_are_not_restored(client, other, tmp_path: Path) -> None:
     await admit(client, 0, 1)
     await generate(client, 0, version=3)

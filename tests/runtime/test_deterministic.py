@@ -123,13 +123,15 @@ def test_a_model_is_trained_to_the_same_bits_with_two_servers_and_two_workers(
     assert result(run(tmp_path / "two", *REAL, *servers(2, 2), steps=3).path) == trained
 
 
+@pytest.mark.parametrize("rows", ["never", "always"])
 def test_a_model_is_trained_to_the_same_bits_after_a_kill_that_lost_queue_and_shared_memory(
-    tmp_path: Path, trained: dict[str, Any]
+    tmp_path: Path, trained: dict[str, Any], rows: str
 ) -> None:
-    """What was generated has to be generated again, with older weights than those that are trained."""
+    """What was generated comes back with the checkpoint, or has to be generated again, with older weights than those
+    that are trained."""
     directory = tmp_path / "killed"
     directory.mkdir()
-    job = Job(directory, *REAL, steps=3)
+    job = Job(directory, *REAL, f"trainer.ckpt_include_rows={rows}", steps=3)
     job.start()
     job.wait_until(lambda: any(job.path.glob("checkpoints/global_step_2")), "the checkpoint of step 2")
     job.kill()

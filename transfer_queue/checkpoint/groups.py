@@ -239,15 +239,23 @@ async def _restore(
         await client.admit(partition, [specs[at] for at in prompts], columns)
     states = await _states(client, partition)
     groups = [group for group in groups if states.get(group.spec.uid) == "pending"]  # the others have ended
-    if not groups:
-        return []
+    return await _fill(client, partition, task, page, data, groups) if groups else []
+
+
+async def _fill(
+    client: QueueClient, partition: str, task: str, page: Page, data: np.ndarray, groups: list[_Stored]
+) -> list[str]:
+    """All under one lease; one by one if that is refused, since the queue may suspect one of them."""
+    uids = [group.spec.uid for group in groups]
     try:
-        leased = await client.lease(partition, task, uids=[g.spec.uid for g in groups], wait=0.0, holder=HOLDER)
+        leased = await client.lease(partition, task, uids=uids, wait=0.0, holder=HOLDER)
     except (DeadlineExceeded, NotFound) as error:
-        log.warning("%d groups of a checkpoint are generated again: %s", len(groups), error)
-        return []
+        if len(groups) == 1:
+            log.warning("group %s of a checkpoint is generated again: %s", uids[0], error)
+            return []
+        return [uid for group in groups for uid in await _fill(client, partition, task, page, data, [group])]
     await _put(client, partition, page, data, groups, leased)
-    return [group.spec.uid for group in groups]
+    return uids
 
 
 async def _put(
