@@ -98,8 +98,8 @@ def _validation_weights(config: StreamRLConfig) -> Iterator[str]:
     if separate.validation_weights == "pin" and servers <= separate.validation_servers:
         yield (
             f"trainer.v1.separate_async.validation_weights=pin keeps {separate.validation_servers} servers "
-            f"(validation_servers) for validation, of {ROLLOUT}.num_replicas={servers}: none is left for training; raise "
-            "num_replicas, or use hold or mixed"
+            f"(validation_servers) for validation, of {ROLLOUT}.num_replicas={servers}: none is left for training; "
+            "raise num_replicas, or use hold or mixed"
         )
 
 

@@ -18,7 +18,6 @@ NOT_HERE = {
     "response/aborted_ratio": "a session without a sampled token is a failed one, and no row",
     "response_length_non_aborted/*": "the same: response_length/* is of those that were not",
     "global_seqlen/{min,max,minmax_diff}": "rows are dealt out by tokens; there is no other split to compare with",
-    "perf/mfu/*": "FLOPs of models and peaks of devices are not known; overlap/* tells what time is lost",
     "timing_s/{reward,dump_rollout_generations}": "agents score while others generate; files are written by a rank",
     "timing_s/switch_*, separate_async/*": "no servers change sides between generation and training",
     "training/rollout_probs_diff_valid": "it is 1 always: without rollout log-probs there is no row",

@@ -168,6 +168,12 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("perf/time_per_step", "seconds", "timing_s/step."),
     _step("perf/throughput", "tokens/s", "Tokens per second and training rank.", "same, per trainer and rollout GPU"),
     _step("perf/{max_memory_allocated_gb,max_memory_reserved_gb}", "GiB", "Of a training rank's GPU, the largest."),
+    _step(
+        "perf/mfu/{actor,critic,actor_infer}",
+        "share",
+        "FLOPs of the model (training; recomputing old log-probs) over what the ranks' devices promise in that time.",
+        "same, which counts the table of the input embeddings, too",
+    ),
     _step("perf/cpu_memory_used_gb", "GiB", "In use on the trainer's node."),
     _step("perf/generated_tokens_per_s", "tokens/s", "Tokens sampled by all servers.", ""),
     _step("teacher/tokens_scored", "tokens", "Scored by the teacher's servers since the last step.", ""),

@@ -76,7 +76,7 @@ class ActorWorker(TrainingWorker):
     def init_model(self) -> dict[str, Any]:
         """Load the model (and the reference's) and connect to the queue. Facts about the model."""
         settings = self.settings
-        facts = self._start("language_model", settings.actor.strategy, settings.engine)
+        facts = self._start("language_model", settings.actor.strategy, settings.engine, settings.peak_tflops)
         self._reference, self._teacher = self._frozen(settings.reference), self._frozen(settings.teacher)
         return facts
 
@@ -98,7 +98,7 @@ class ActorWorker(TrainingWorker):
         weights: Weights = "snapshot" if info.get("snapshot") else "current"
         return self._infer(
             batch, self.role, "compute_log_prob", "old_log_prob", self.engine, self.settings.micro,
-            {"log_probs": "old_log_probs", "entropy": "entropy"}, tags=tags, weights=weights,
+            {"log_probs": "old_log_probs", "entropy": "entropy"}, tags=tags, weights=weights, mfu="actor_infer",
         )  # fmt: skip
 
     @by_rows
@@ -127,10 +127,15 @@ class ActorWorker(TrainingWorker):
     def _infer(
         self, batch: KVBatchMeta, role: str, method: str, stage: str, engine: Engine, micro: MicroBatching,
         columns: dict[str, str], *, tags: list[dict[str, Any]] | None = None, weights: Weights = "current",
+        mfu: str = "",
     ) -> dict[str, Metric]:  # fmt: skip
+        """`mfu`: the name of the utilisation, of a stage of the trained model that has one."""
         watch = Stopwatch()
         rows, bytes_read = self._read(batch, method)
-        found = engine.infer(rows, temperature=temperature_of(batch.extra_info or {}), micro=micro, weights=weights)
+        with watch("compute"):
+            found = engine.infer(rows, temperature=temperature_of(batch.extra_info or {}), micro=micro, weights=weights)
+        if mfu:
+            self._flops.inferred(rows.lengths)
         outputs = {column: found[name] for name, column in columns.items()}
         check_finite(role, batch.keys, outputs)
         written = self._write(batch, outputs, tags)
@@ -138,6 +143,7 @@ class ActorWorker(TrainingWorker):
             "data/bytes_read": Total(bytes_read),
             "data/bytes_written": Total(written),
             f"timing_s/{stage}": Peak(watch.total),
+            **(self._utilisation(mfu, watch.stages["compute"]) if mfu else {}),
         }
 
     @register(Dispatch.ONE_TO_ALL)
@@ -226,6 +232,7 @@ class ActorWorker(TrainingWorker):
                 "global_seqlen/balanced_max": Peak(rows.tokens),
                 "global_seqlen/balanced_min": Low(rows.tokens),
                 **device_memory(),
+                **self._utilisation("actor", watch.stages["compute"]),
                 "data/bytes_read": Total(bytes_read),
                 "timing_s/update_actor": Peak(watch.total),
                 **{f"actor/seconds/{stage}": Peak(seconds) for stage, seconds in watch.stages.items()},
@@ -279,6 +286,7 @@ class ActorWorker(TrainingWorker):
         settings = self.settings
         if settings.skip_zero_advantage and settings.only_advantages_have_gradient:
             rows = rows.take([i for i, values in enumerate(rows.columns["advantages"]) if values.any()])
+        self._flops.trained(rows.lengths)
         loss = ActorLoss(
             settings.actor, settings.loss_mode, settings.distillation, old_is_current=not self._reads.old
         )  # fmt: skip
@@ -294,6 +302,7 @@ class ActorWorker(TrainingWorker):
         settings, reference = self.settings, "old_log_probs"
         if settings.needs_current:
             reference = "current_log_probs"
+            self._flops.inferred(rows.lengths)
             rows.columns[reference] = self.engine.infer(rows, temperature=temperature_of(info), micro=settings.micro)[
                 "log_probs"
             ]

@@ -35,7 +35,8 @@ class CriticWorker(TrainingWorker):
     @register(Dispatch.RANK_ZERO)
     def init_model(self) -> dict[str, Any]:
         """Load the model and connect to the queue. Facts about the model."""
-        return self._start("value_model", self.settings.critic.strategy, self.settings.engine)
+        settings = self.settings
+        return self._start("value_model", settings.critic.strategy, settings.engine, settings.peak_tflops)
 
     @by_rows
     def compute_values(self, batch: KVBatchMeta) -> dict[str, Metric]:
@@ -58,7 +59,7 @@ class CriticWorker(TrainingWorker):
         watch, info, critic = Stopwatch(), batch.extra_info or {}, self.settings.critic
         rows, bytes_read = self._read(batch, "update_critic")
         lr, steps, micro = self._schedule.at(step_of(info) - 1), [], self.settings.micro
-        with self._profiled(info):
+        with watch("compute"), self._profiled(info):
             for _ in range(critic.ppo_epochs or 1):
                 for indices in mini_batch_rows(batch.keys, info):
                     part, keys = rows.take(indices), [batch.keys[i] for i in indices]
@@ -66,11 +67,13 @@ class CriticWorker(TrainingWorker):
                         continue
                     part.columns["loss_weights"] = weights
                     loss = ValueLoss(critic)
+                    self._flops.trained(part.lengths)
                     steps.append(self.engine.train_batch(part, loss, lr=lr, temperature=1.0, micro=micro))
         return _step_metrics(steps, self.engine.dp_size) | {
             "critic/lr": Mean(lr),
             "data/bytes_read": Total(bytes_read),
             "timing_s/update_critic": Peak(watch.total),
+            **self._utilisation("critic", watch.stages["compute"]),
         }
 
 

@@ -28,6 +28,8 @@ class ActorSettings:
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
     total_training_steps: int | None = None
     """The horizon of a decaying learning rate."""
+    peak_tflops: float | None = None
+    """Of the device; None: by its name."""
     seed: int = 42
     deterministic: bool = False
     older_weights: int = 0
@@ -44,7 +46,7 @@ class ActorSettings:
             model=parts.model, actor=parts.actor, ref=parts.ref, algorithm=config.algorithm,
             distillation=config.distillation,
             total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed,
-            deterministic=config.trainer.deterministic,
+            deterministic=config.trainer.deterministic, peak_tflops=config.trainer.peak_tflops,
             older_weights=config.trainer.lag if config.trainer.deterministic else 0,
         )  # fmt: skip
 
@@ -143,13 +145,14 @@ class CriticSettings:
     total_training_steps: int | None = None
     seed: int = 42
     deterministic: bool = False
+    peak_tflops: float | None = None
 
     @classmethod
     def of(cls, config: StreamRLConfig) -> CriticSettings:
         trainer = config.trainer
         return cls(
             critic=config.critic, total_training_steps=trainer.total_training_steps, seed=trainer.seed,
-            deterministic=trainer.deterministic,
+            deterministic=trainer.deterministic, peak_tflops=trainer.peak_tflops,
         )  # fmt: skip
 
     @property

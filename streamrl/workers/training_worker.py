@@ -22,13 +22,14 @@ import numpy as np
 
 from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.local_group import InOrder
-from streamrl.single_controller.metrics import Metric, Peak
+from streamrl.single_controller.metrics import Mean, Metric, Peak
 from streamrl.single_controller.worker import RankInfo, Worker
 from streamrl.workers.batch import Rows
 from streamrl.workers.contract import Reads, step_of
 from streamrl.workers.engine.base import Engine
 from streamrl.workers.engine.registry import EngineRegistry
 from streamrl.workers.engine.settings import EngineSettings
+from streamrl.workers.flops import FlopCounter, ModelFlops, peak_tflops
 from streamrl.workers.row_store import RowStore, connect
 from transfer_queue.metadata import KVBatchMeta
 
@@ -47,6 +48,7 @@ class TrainingWorker(Worker):
         self._store: RowStore | None = None
         self._engine: Engine | None = None
         self._writing: Future[None] | None = None
+        self._flops = FlopCounter(None, None)
 
     @property
     def engine(self) -> Engine:
@@ -54,12 +56,18 @@ class TrainingWorker(Worker):
             raise RuntimeError(f"the {self.role} has no model yet: call init_model() first")
         return self._engine
 
-    def _start(self, model_type: str, backend: str, settings: EngineSettings) -> dict[str, Any]:
-        """Load the model and connect to the queue. Facts about the model."""
+    def _start(
+        self, model_type: str, backend: str, settings: EngineSettings, peak_tflops: float | None = None
+    ) -> dict[str, Any]:
+        """Load the model and connect to the queue. Facts about the model. `peak_tflops`: of the device, None: by its
+        name."""
         self._store = connect(self._queue, f"{self.role}-{self.rank.rank}")
         engine = EngineRegistry.get(model_type, backend)(self.rank, settings)
         facts = engine.initialize()
         self._engine = engine
+        model = ModelFlops.at(settings.model_path, head=1 if model_type == "value_model" else None)
+        peak = peak_tflops or device_peak(self.rank)
+        self._flops = FlopCounter(model, peak * 1e12 if peak else None, adapters=settings.lora is not None)
         self._register_dispatch_collect_info(self.role, dp_rank=engine.dp_rank, is_collect=engine.collects)
         return facts
 
@@ -110,6 +118,11 @@ class TrainingWorker(Worker):
         if self._profile is None or step not in self._profile.steps:
             return nullcontext()
         return self._profile.of(step, self.role, self.rank.rank)
+
+    def _utilisation(self, name: str, seconds: float) -> dict[str, Metric]:
+        """Of the device by what was counted since the last call, over all ranks; nothing where that is not known."""
+        found = self._flops.take(seconds, self.engine.world_size // self.engine.dp_size)
+        return {f"perf/mfu/{name}": Mean(*found)} if found else {}
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -220,6 +233,15 @@ def partition_of(batch: KVBatchMeta) -> str:
     if batch.partition_id is None:
         raise ValueError(f"{batch} names no partition")
     return batch.partition_id
+
+
+def device_peak(rank: RankInfo) -> float | None:
+    """Promised TFLOP/s of this rank's GPU; None of one that is not known, and of a CPU."""
+    if rank.device != "cuda":
+        return None
+    import torch
+
+    return peak_tflops(torch.cuda.get_device_name(rank.local_rank))
 
 
 def device_memory() -> dict[str, Metric]:

@@ -57,7 +57,8 @@ class SamplerConfig:
     """Counts from 1: 1 is on-policy, k admits tokens k - 1 versions old; null: any age."""
     max_off_policy_strategy: Literal["drop", "wait", "mask"] | None = "drop"
     """drop: a group that is too old leaves, also while it is generated, and another prompt is issued; wait: the next
-    version waits for what it would make too old, and nothing leaves; mask: tokens that are too old leave the loss;
+    version waits for what it would make too old, and nothing leaves; mask: tokens that are too old leave the loss, and
+    a group of such tokens alone is dropped;
     null: the age is only measured."""
     max_masked_ratio: Fraction = 1.0
     """mask: a row of which a larger share is too old leaves the loss as a whole."""
@@ -89,6 +90,9 @@ class TrainerConfig:
     n_gpus_per_node: PositiveInt = 1
     """Training ranks per node; with device=cpu a rank is one process with one thread."""
     device: Literal["cpu", "cuda"] = "cpu"
+    peak_tflops: PositiveFloat | None = None
+    """What the device of a rank promises (TFLOP/s), for perf/mfu/*. null: dense bfloat16 of the GPU by its name
+    (streamrl/workers/flops.py); of one that is not known, and of a CPU, there is no perf/mfu/*."""
     save_freq: EveryOrNever = -1
     """Steps between checkpoints; -1: none."""
     max_actor_ckpt_to_keep: PositiveInt | None = 1
