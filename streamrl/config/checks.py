@@ -22,6 +22,7 @@ from streamrl.config.signatures import POLICY_LOSS, REWARD, Caller, methods_of, 
 from streamrl.config.teacher_checks import teacher
 from streamrl.errors import ConfigError
 from streamrl.monitor.trackers import BUILT_IN, LIBRARIES
+from streamrl.rollout.vllm_options import check_engine_kwargs
 
 ACTOR = "actor_rollout_ref.actor"
 LOSSES = "streamrl.algorithms.policy_losses"
@@ -88,6 +89,11 @@ def _sampler(config: StreamRLConfig) -> Iterator[str]:
         yield (
             f"{key}.custom_sampler.path with {key}.max_off_policy_strategy=wait: both choose which groups are trained "
             "next; use drop, mask or null"
+        )
+    if config.trainer.v1.trainer_mode == "sync":
+        yield (
+            f"{key}.custom_sampler.path with trainer.v1.trainer_mode=sync: a step trains all prompts that were issued "
+            "for it, there is nothing to choose; use separate_async or colocate_async, or leave it out"
         )
     found = list(_file_object(f"{key}.custom_sampler.path", custom.path, custom.name))
     yield from found or _without_method(f"{key}.custom_sampler.path", custom.path, custom.name)
@@ -156,6 +162,17 @@ def _placement(config: StreamRLConfig) -> Iterator[str]:
         yield f"{ACTOR}.strategy=sim has no model: neither critic nor reference can stand beside it"
     if rollout.name == "sim" and rollout.sim.clock == "virtual" and not simulated:
         yield f"{ROLLOUT}.sim.clock=virtual needs a simulated actor, too; set runtime=local {ACTOR}.strategy=sim"
+
+
+def _vllm(config: StreamRLConfig) -> Iterator[str]:
+    if config.actor_rollout_ref.rollout.name != "vllm":
+        return
+    if config.trainer.deterministic:
+        yield f"{ROLLOUT}.name=vllm with trainer.deterministic=true: its samples depend on the batch; set name=torch"
+    try:
+        check_engine_kwargs(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
+    except ValueError as error:
+        yield str(error)
 
 
 def _datasets(config: StreamRLConfig) -> Iterator[str]:
@@ -321,7 +338,8 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
     _batches, _sampler, _validation_weights, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths,
-    _validation, _placement, _datasets, _model, teacher, deterministic, _code, _names, _trackers, _directories, _memory,
+    _validation, _placement, _vllm, _datasets, _model, teacher, deterministic, _code, _names, _trackers, _directories,
+    _memory,
 )  # fmt: skip
 
 

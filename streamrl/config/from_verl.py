@@ -14,7 +14,7 @@ from streamrl.config.compose import parsed
 from streamrl.config.keys import disagreements, flatten, sort_keys
 from streamrl.config.schema import build, known_keys
 from streamrl.config.shell_script import UNKNOWN, commands
-from streamrl.config.verl_keys import MIRRORED, VERL_DEFAULTS, VERL_DEFAULTS_ASYNC, VERL_ENTRY
+from streamrl.config.verl_keys import MIRRORED, OF_VLLM, SERVER, VERL_DEFAULTS, VERL_DEFAULTS_ASYNC, VERL_ENTRY
 from streamrl.errors import ConfigError
 
 _MODULE = re.compile(r"^(verl|recipe)\.[\w.]*main\w*$|(^|/)main_(ppo|dapo)\w*\.py$")
@@ -76,6 +76,10 @@ def translate(overrides: Sequence[str]) -> Translation:
         else:
             _translate(argument, result, given, mirrored)
     ours = dict(flatten(to_dict(StreamRLConfig()))) | given
+    if ours[SERVER] != "vllm":
+        idle = [key for key in OF_VLLM if given.get(key, OF_VLLM[key]) != OF_VLLM[key]]
+        result.inert += idle
+        result.arguments = [line for line in result.arguments if _key(line) not in OF_VLLM]
     result.problems += disagreements({key: v for key, v in mirrored.items() if not _open(ours[MIRRORED[key]])}, ours)
     in_turns = given.get("trainer.v1.trainer_mode", "sync") == "sync"
     defaults = VERL_DEFAULTS if in_turns else VERL_DEFAULTS | VERL_DEFAULTS_ASYNC
@@ -112,6 +116,12 @@ def _translate(argument: str, result: Translation, given: dict[str, Any], mirror
         same = name == key and item == value
         result.arguments.append(f"{name}={text}" if same else f"{name}={_hydra(item)}")
     given |= known
+
+
+def _key(argument: str) -> str:
+    """Of ours; an argument may name something below it."""
+    name = argument.lstrip("+").partition("=")[0]
+    return next((key for key in OF_VLLM if name.startswith(f"{key}.")), name)
 
 
 def _open(value: Any) -> bool:

@@ -10,7 +10,18 @@ from typing import Any
 
 from streamrl.config.advice import as_spelt_here, remedy
 from streamrl.config.schema import is_open, known_keys, sections, show
-from streamrl.config.verl_keys import INERT, INERT_ITEMS, MEANT, MIRRORED, REFUSED, RENAMED, SUBSTITUTED, UNAVAILABLE
+from streamrl.config.verl_keys import (
+    INERT,
+    INERT_ITEMS,
+    MEANT,
+    MIRRORED,
+    OF_VLLM,
+    REFUSED,
+    RENAMED,
+    SERVER,
+    SUBSTITUTED,
+    UNAVAILABLE,
+)
 
 
 @dataclass(slots=True)
@@ -40,9 +51,13 @@ def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
     """The keys of a nested mapping, sorted."""
     result = SortedKeys()
     renamed = [(_renamed(key), key, value) for key, value in flatten(tree)]
+    without_vllm = {value for key, _, value in renamed if key == SERVER} - {"vllm"}
     for key, _, value in sorted(renamed, key=lambda item: item[0] != item[1]):  # over the default in its place now
         if "_target_" in key.split(".") or _has_target(value):
             result.problems.append(f"{key}: nothing in the configuration runs code, so _target_ is refused")
+        elif without_vllm and key in OF_VLLM:
+            if value != OF_VLLM[key]:
+                result.inert.append(key)
         elif key in known_keys():
             _put(result.values, key.split("."), _as_ours(key, value, result.inert))
         elif key in UNAVAILABLE:

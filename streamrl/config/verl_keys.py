@@ -169,8 +169,6 @@ INERT: tuple[str, ...] = (
     f"{_ROLLOUT}.n_gpus_per_node",
     f"{_ROLLOUT}.prompt_length",
     f"{_ROLLOUT}.response_length",
-    f"{_ROLLOUT}.tensor_model_parallel_size",
-    f"{_ROLLOUT}.data_parallel_size",
     f"{_ROLLOUT}.expert_parallel_size",
     f"{_ROLLOUT}.pipeline_model_parallel_size",
     f"{_ROLLOUT}.cudagraph_capture_sizes",
@@ -178,9 +176,7 @@ INERT: tuple[str, ...] = (
     f"{_ROLLOUT}.multi_stage_wake_up",
     f"{_ROLLOUT}.layered_summon",
     f"{_ROLLOUT}.skip.*",
-    f"{_ROLLOUT}.gpu_memory_utilization",
     f"{_ROLLOUT}.max_num_batched_tokens",
-    f"{_ROLLOUT}.enforce_eager",
     f"{_ROLLOUT}.free_cache_engine",
     f"{_ROLLOUT}.enable_chunked_prefill",
     f"{_ROLLOUT}.enable_prefix_caching",
@@ -188,7 +184,7 @@ INERT: tuple[str, ...] = (
     f"{_ROLLOUT}.dtype",
     f"{_ROLLOUT}.disable_log_stats",
     f"{_ROLLOUT}.log_prob_*",
-    f"{_ROLLOUT}.engine_kwargs.*",
+    f"{_ROLLOUT}.engine_kwargs.[!v]*",  # of sglang and trtllm
     f"{_ROLLOUT}.multi_turn.enable",
     f"{_ROLLOUT}.multi_turn.tokenization_sanity_check_mode",
     f"{_ROLLOUT}.checkpoint_engine.*",
@@ -243,8 +239,18 @@ INERT: tuple[str, ...] = (
 )
 """Patterns of keys that change speed or nothing here. They are accepted and named in one note."""
 
+SERVER = f"{_ROLLOUT}.name"
+OF_VLLM: dict[str, Any] = {
+    f"{_ROLLOUT}.tensor_model_parallel_size": 1,
+    f"{_ROLLOUT}.data_parallel_size": 1,
+    f"{_ROLLOUT}.gpu_memory_utilization": None,
+    f"{_ROLLOUT}.enforce_eager": None,
+    f"{_ROLLOUT}.engine_kwargs.vllm": {},
+}
+"""Keys of ours, with their defaults, that do nothing unless the servers are vLLM's; then they are named in the note."""
+
 SUBSTITUTED: dict[str, dict[str, str]] = {
-    f"{_ROLLOUT}.name": {"vllm": "torch", "sglang": "torch", "trtllm": "torch", "hf": "torch"},
+    f"{_ROLLOUT}.name": {"sglang": "torch", "trtllm": "torch", "hf": "torch"},
 }
 """Key -> a value that does not exist here -> the one that takes its place; the note says so."""
 

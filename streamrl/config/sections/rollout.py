@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -109,8 +109,18 @@ class SimConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKwargsConfig:
+    """What an engine takes beyond the keys here, under its own names."""
+
+    vllm: dict[str, Any] = field(default_factory=dict)
+    """Arguments of vLLM's AsyncEngineArgs, e.g. {dtype: bfloat16, kv_cache_memory_bytes: 1073741824}. dtype is float32
+    unless it is given; the KV cache on a CPU has 256 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    name: Literal["torch", "sim"] = "torch"
+    name: Literal["torch", "vllm", "sim"] = "torch"
+    """torch: the embedded engine; vllm: vLLM, which is installed separately (make vllm, or streamrl[vllm])."""
     num_replicas: PositiveInt = 1
     """LLM servers."""
     n: GroupSize = 8
@@ -124,6 +134,15 @@ class RolloutConfig:
     """Context of one server in tokens; None: max_prompt_length + max_response_length."""
     seed: Seed | None = None
     """None: trainer.seed."""
+    tensor_model_parallel_size: PositiveInt = 1
+    """vllm alone, as the next four: the devices over which one server spreads each layer."""
+    data_parallel_size: PositiveInt = 1
+    """Copies of the model inside one server."""
+    gpu_memory_utilization: OpenFraction | None = None
+    """Share of the device's memory, on a CPU of the machine's. None: vLLM's own, on a CPU 0.1."""
+    enforce_eager: bool | None = None
+    """No compilation, no CUDA graphs. None: on a CPU."""
+    engine_kwargs: EngineKwargsConfig = field(default_factory=EngineKwargsConfig)
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     tools: dict[str, dict[str, Scalar]] = field(default_factory=dict)
