@@ -161,12 +161,24 @@ STEP_TABLE: tuple[Metric, ...] = (
         "timing_s/{step,gen,old_log_prob,ref,teacher,values,adv,update_critic,update_actor,update_weights,"
         "save_checkpoint,testing}",
         "seconds",
-        "Length of a stage. `gen` is what the trainer waited for rows; stages overlap in asynchronous modes.",
+        "Length of a stage. `gen` is what the trainer waited for rows; stages overlap in asynchronous modes. `step` is "
+        "without what is done between two steps: a checkpoint, a validation that stops training.",
     ),
     _step("timing_per_token_ms/{gen,ref,values,adv,update_critic,update_actor}", "ms", "The same per token trained."),
     _step("perf/total_num_tokens", "tokens", "Prompt and response tokens of the rows trained."),
-    _step("perf/time_per_step", "seconds", "timing_s/step."),
-    _step("perf/throughput", "tokens/s", "Tokens per second and training rank.", "same, per trainer and rollout GPU"),
+    _step(
+        "perf/time_per_step",
+        "seconds",
+        "Since the step before ended, with what was done between the two (a checkpoint, a validation that stops "
+        "training); of the first step after a start timing_s/step.",
+        "same, of timing_s/step",
+    ),
+    _step(
+        "perf/throughput",
+        "tokens/s",
+        "perf/total_num_tokens per second of perf/time_per_step and training rank.",
+        "same, per trainer and rollout GPU",
+    ),
     _step("perf/{max_memory_allocated_gb,max_memory_reserved_gb}", "GiB", "Of a training rank's GPU, the largest."),
     _step(
         "perf/mfu/{actor,critic,actor_infer}",
@@ -175,7 +187,13 @@ STEP_TABLE: tuple[Metric, ...] = (
         "same, which counts the table of the input embeddings, too",
     ),
     _step("perf/cpu_memory_used_gb", "GiB", "In use on the trainer's node."),
-    _step("perf/generated_tokens_per_s", "tokens/s", "Tokens sampled by all servers.", ""),
+    _step(
+        "perf/generated_tokens_per_s",
+        "tokens/s",
+        "Tokens sampled by all servers, also for a validation, by the time in which they were: since the end of the "
+        "step before, or the start. Not there where it is unknown.",
+        "",
+    ),
     _step("teacher/tokens_scored", "tokens", "Scored by the teacher's servers since the last step.", ""),
     _step("teacher/queue_s", "seconds", "What a row waited there for its turn, mean since the last step.", ""),
     _step("overlap/efficiency", "share", "T* / measured step time.", ""),

@@ -27,7 +27,7 @@ from streamrl.monitor.session_account import SessionAccount
 from streamrl.monitor.trackers import TrackedRun, Trackers, open_trackers
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.scores import score_metrics
-from streamrl.trainer.step_line import TeacherCounts, all_zero, evicted, merged_updates, per_token
+from streamrl.trainer.step_line import SampledTokens, TeacherCounts, all_zero, evicted, merged_updates, per_token
 from transfer_queue.errors import QueueError
 from transfer_queue.net.messages import Group, QueueStats
 
@@ -50,6 +50,7 @@ class Reporter:
         self._collector = OverlapCollector()
         self._sessions = SessionAccount()
         self._tail = EventTail(parts.run.path)
+        self._poll()  # earlier lives, before anything is said of this one's groups
         self._cpu = None if parts.config.actor_rollout_ref.rollout.is_virtual else CpuMeter.of(parts.run.path)
         self._trackers = Trackers()
         self._ema: float | None = None
@@ -61,13 +62,13 @@ class Reporter:
         self._served: dict[str, int] = {}
         self._version = 0
         self._ranks = parts.config.trainer.nnodes * parts.config.trainer.n_gpus_per_node
-        self._tokens = 0.0
-        self._tokens_before: float | None = None
+        self._sampled = SampledTokens(parts.clock)
         self._teachers = TeacherCounts()
         self._bytes_before = parts.queue.bytes_read + parts.queue.bytes_written
         self.stats: QueueStats | None = None
         """As last looked at."""
         self._started = 0.0
+        self._ended: float | None = None
         self.exporter = _exporter(parts)
 
     # --- called by the loop, in this order ----------------------------------------------------------------------
@@ -134,7 +135,7 @@ class Reporter:
             self._events.counter("cpu_seconds", seconds, cores=cores())
         self._version = version
         self._served = {server: load.weight_version for server, load in loads.items()}
-        self._tokens = float(sum(load.tokens_generated for load in loads.values()))
+        self._sampled.look({server: load.tokens_generated for server, load in loads.items()})
         if self._parts.teachers is not None:
             taught = await self._parts.teachers.loads()
             emit_teachers(self._events, taught)
@@ -142,7 +143,9 @@ class Reporter:
 
     def step_ends(self, step: int, rows: Mapping[str, float]) -> dict[str, float]:
         """Put the step's line together and write it everywhere."""
-        seconds = self._parts.clock() - self._started
+        now, before = self._parts.clock(), self._ended
+        seconds, whole = now - self._started, now - (self._started if before is None else before)
+        self._ended = now
         metrics = {"training/global_step": float(step), **rows, **merged_updates(self._updates)}
         metrics |= self._poll() | self._sessions.step_metrics()
         score = metrics["critic/score/mean"]
@@ -150,10 +153,10 @@ class Reporter:
         metrics |= {
             "reward/ema": self._ema,
             "timing_s/step": seconds,
-            "perf/time_per_step": seconds,
-            "perf/throughput": metrics["perf/total_num_tokens"] / seconds / self._ranks if seconds > 0 else 0.0,
+            "perf/time_per_step": whole,
+            "perf/throughput": metrics["perf/total_num_tokens"] / whole / self._ranks if whole > 0 else 0.0,
             "perf/cpu_memory_used_gb": psutil.virtual_memory().used / (1 << 30),
-            "perf/generated_tokens_per_s": self._generated(seconds),
+            **self._sampled.step_metrics(),
             "groups/dropped": float(self.dropped_in_step),
             **{f"groups/dropped/{reason}": float(count) for reason, count in by_reason_class(self._dropped).items()},
             **evicted(self._dropped),
@@ -250,12 +253,6 @@ class Reporter:
             self.note(all_zero(HOPELESS_STEPS, self._parts.config))
 
     # --- parts of a line ---------------------------------------------------------------------------------------------
-
-    def _generated(self, seconds: float) -> float:
-        before, self._tokens_before = self._tokens_before, self._tokens
-        if before is None or self._tokens < before or seconds <= 0:  # the first step, or a server that was restarted
-            return 0.0
-        return (self._tokens - before) / seconds
 
     def _passed(self) -> float:
         """Bulk bytes that went through this process since the last step: prompts it issued, and nothing else."""

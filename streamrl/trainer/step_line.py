@@ -6,7 +6,7 @@ How a metric of several mini-batches becomes one of the step is said here by nam
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 from agent_loop.llm.protocol import ServerLoad
@@ -88,6 +88,35 @@ def all_zero(steps: int, config: StreamRLConfig) -> str:
         f"agent does not play what the reward expects (rollout.agent.default_agent_loop={agent}{tools}), answers are "
         f"cut at data.max_response_length={config.data.max_response_length}, or the reward looks for another format"
     )
+
+
+class SampledTokens:
+    """Tokens per second of all servers between two looks at them, which cover the same time as the tokens: with what
+    the trainer did between its steps (a checkpoint, a validation). A server that is new or was restarted counts from
+    its first, or from zero."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counts: dict[str, int] = {}
+        self._looked: float | None = None
+        self._tokens, self._seconds = 0, 0.0
+
+    def look(self, counts: Mapping[str, int]) -> None:
+        """`counts`: by server, the tokens it has sampled since it was started."""
+        now = self._clock()
+        if self._looked is not None:
+            self._seconds += now - self._looked
+            for server, count in counts.items():
+                before = self._counts.get(server, count)
+                self._tokens += count - before if count >= before else count
+        self._looked = now
+        self._counts.update(counts)
+
+    def step_metrics(self) -> dict[str, float]:
+        """Of what was seen since the last call; nothing where that is unknown."""
+        tokens, seconds = self._tokens, self._seconds
+        self._tokens, self._seconds = 0, 0.0
+        return {"perf/generated_tokens_per_s": tokens / seconds} if seconds > 0 and self._counts else {}
 
 
 NOTHING_SCORED = ServerLoad(0, 0, 0, 0, 0, 0.0)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agent_loop.llm.protocol import ServerLoad
 from streamrl.monitor.emit import emit_loads, emit_queue, emit_trainer_version
-from streamrl.monitor.events import EventLog, read_events
+from streamrl.monitor.events import Event, EventLog, read_events
 from streamrl.monitor.run_view import RunView, render, sparkline
 from streamrl.monitor.schema import check_events
 from streamrl.monitor.terminal import TerminalView
@@ -101,6 +101,19 @@ def test_the_panel_shows_what_a_person_wants_to_know(run: Run, tmp_path: Path) -
 def test_tokens_per_second_are_those_of_the_last_seconds(run: Run, tmp_path: Path) -> None:
     run.steps(1, 30)
     assert view_of(tmp_path).tokens_per_second == pytest.approx(500)
+
+
+@pytest.mark.parametrize("step_seconds", [1.0, 30.0])
+def test_tokens_per_second_of_several_servers_add_up_however_long_a_step_takes(step_seconds: float) -> None:
+    view = RunView()
+    for step in range(1, 20):
+        for place, (server, rate) in enumerate({"a": 100, "b": 40, "gone": 7}.items()):
+            if server == "gone" and step > 4:
+                continue
+            at = step * step_seconds + 1e-5 * place  # one look at all of them
+            count = round(rate * (step - (10 if server == "b" and step > 10 else 0)) * step_seconds)  # b: a restart
+            view.feed(Event("counter", "server_tokens", at, at, value=count, fields={"server": server}))
+    assert view.tokens_per_second == pytest.approx(140, rel=1e-3)
 
 
 def test_a_stall_shows_what_is_under_way_and_that_the_run_is_silent(run: Run, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamrl.trainer.step_line import age_percentiles, evicted, merged_updates, per_token
+from streamrl.trainer.step_line import SampledTokens, age_percentiles, evicted, merged_updates, per_token
 
 
 def test_metrics_of_several_updates_add_up_or_are_averaged_and_extremes_stay_extremes():
@@ -34,3 +34,16 @@ def test_groups_that_left_are_counted_under_verls_names_and_times_per_token():
     assert per_token(metrics | {"perf/total_num_tokens": 1500.0}) == {
         "timing_per_token_ms/gen": 2.0, "timing_per_token_ms/ref": 2.0,
     }  # fmt: skip
+
+
+def test_tokens_per_second_cover_the_time_between_the_looks_and_are_unknown_before_the_second():
+    now = 0.0
+    sampled = SampledTokens(lambda: now)
+    sampled.look({"a": 1000, "b": 500})
+    assert sampled.step_metrics() == {}
+    now = 10.0  # a step of 2 s, and a checkpoint of 8 s
+    sampled.look({"a": 1100, "b": 550})
+    assert sampled.step_metrics() == {"perf/generated_tokens_per_s": 15.0}
+    now = 20.0  # a is gone, b was restarted, c is new
+    sampled.look({"b": 40, "c": 9000})
+    assert sampled.step_metrics() == {"perf/generated_tokens_per_s": 4.0}
