@@ -52,12 +52,6 @@ class Prompt(dict[str, Any]):
         """The same, for a session to change."""
         return {name: self.columns[name][0] for name in PROMPT_FIELDS}
 
-    def repeated(self, rows: int) -> dict[str, Any]:
-        """COPIED_FIELDS, as columns of so many rows."""
-        if rows == 1:  # as they are, without making them again
-            return {name: self.columns[name] for name in COPIED_FIELDS}
-        return {name: [self[name]] * rows for name in COPIED_FIELDS}
-
 
 @dataclass(frozen=True, slots=True)
 class SessionRows:
@@ -69,7 +63,7 @@ class SessionRows:
 
 
 def session_rows(
-    prompt: Prompt,
+    prompt: Mapping[str, Any],
     uid: str,
     session: int,
     trajectories: Sequence[Trajectory],
@@ -91,7 +85,7 @@ def session_rows(
     columns: dict[str, Any] = {
         name: [np.asarray(row[name], dtype=dtype) for row in ragged] for name, dtype in RAGGED_FIELDS.items()
     }
-    columns |= prompt.repeated(rows)
+    columns |= repeated(prompt, rows)
     columns["uid"] = [uid] * rows
     columns["num_turns"] = np.asarray([trajectory.num_turns for trajectory in trajectories], dtype=np.int64)
     columns["metrics"] = [dict(metrics)] * rows
@@ -105,6 +99,13 @@ def session_rows(
         _tag(trajectory, score, session, began) | parts for trajectory, score in zip(trajectories, scores, strict=True)
     ]
     return SessionRows([row_key(uid, session, index) for index in range(rows)], columns, tags)
+
+
+def repeated(prompt: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """COPIED_FIELDS, as columns of so many rows."""
+    if rows == 1 and isinstance(prompt, Prompt):  # as they are, without making them again
+        return {name: prompt.columns[name] for name in COPIED_FIELDS}
+    return {name: [prompt.get(name)] * rows for name in COPIED_FIELDS}
 
 
 def component_tag(name: str) -> str:

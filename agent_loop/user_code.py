@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import linecache
+import logging
+import sys
 import sysconfig
+import threading
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 
+logger = logging.getLogger(__name__)
+
 LONGEST_LINE = 100
 """Characters shown of the line."""
+
+LINES_OF_STACK = 4
+"""Innermost calls shown of code that does not return."""
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _PACKAGES = tuple(f"{_OURS}/{name}/" for name in ("agent_loop", "streamrl", "transfer_queue"))
@@ -41,6 +51,25 @@ def told(error: BaseException, *, whole: bool = True) -> str:
     where = f" ({'; '.join(places)})" if places else ""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {' '.join(lines if whole else lines[:1])}{where}"
+
+
+@contextmanager
+def watched(seconds: float, message: str) -> Iterator[None]:
+    """Code of the user that has the thread: `message`, and where it is, are logged if it still has after `seconds`."""
+    thread = threading.get_ident()
+
+    def tell() -> None:
+        frame = sys._current_frames().get(thread)
+        stack = traceback.format_stack(frame) if frame else []
+        logger.error("%s; it is at:\n%s", message, "".join(stack[-LINES_OF_STACK:]))
+
+    timer = threading.Timer(seconds, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def with_place(error: Exception) -> Exception:

@@ -36,10 +36,10 @@ def _ahead(config: StreamRLConfig) -> Iterator[str]:
     if v1.trainer_mode == "sync" or sampler.max_off_policy_threshold is None:
         return
     ahead, bound = section[v1.trainer_mode].num_warmup_batches, sampler.max_off_policy_threshold - 1
-    if sampler.max_off_policy_strategy in ("drop", "wait") and ahead > bound:
+    if sampler.max_off_policy_strategy is not None and ahead > bound:
         yield (
             f"trainer.v1.{v1.trainer_mode}.num_warmup_batches={ahead:g} with max_off_policy_threshold={bound + 1}: "
-            f"only {bound} batches are issued ahead, since more would be too old when the trainer comes to them"
+            f"no more than {bound} batches are issued ahead, since more would be too old when the trainer comes to them"
         )
 
 

@@ -174,7 +174,7 @@ class ReplayBuffer:
                         span.enter_context(self._events.span(chosen, step=self._version + 1))
                         lacking = chosen
                     ready = len(self.buffer.ready())
-                    why = "" if chosen == "wait_data" else ", which wait for others"
+                    why = "" if chosen == "wait_data" else f", which wait for {self._selection.chooser}"
                     await self._change(f"{count} usable groups ({ready} are ready{why})")
 
     def _choose(self, count: int, room: int) -> Sequence[Group] | Lack:

@@ -91,8 +91,7 @@ class Drop(Measured):
         return version - oldest > self.max_age
 
     def credit(self, wanted: int, per_step: int) -> int:
-        """No more than can be trained before they are too old."""
-        return min(wanted, (1 + self.max_age) * per_step)
+        return _trainable(wanted, per_step, self.max_age)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +102,9 @@ class Mask(Measured):
 
     def unfit(self, group: Group, version: int) -> bool:
         return version - newest_version(group) > self.max_age
+
+    def credit(self, wanted: int, per_step: int) -> int:
+        return _trainable(wanted, per_step, self.max_age)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,11 @@ class Wait(Drop):
             if version + after > deadline and missing and missing[0] <= deadline:
                 return True
         return False
+
+
+def _trainable(wanted: int, per_step: int, max_age: int) -> int:
+    """No more than can be trained before they are too old."""
+    return min(wanted, (1 + max_age) * per_step)
 
 
 def staleness(config: SamplerConfig) -> Measured:

@@ -38,10 +38,10 @@ def test_a_group_that_is_being_generated_is_hopeless_for_drop_alone() -> None:
 
 
 def test_a_bound_of_s_lets_s_batches_be_issued_ahead_where_groups_could_get_too_old() -> None:
-    for policy in (Drop(2), Wait(2)):
+    for policy in (Drop(2), Wait(2), Mask(2)):
         assert policy.credit(80, 10) == 30
         assert policy.credit(20, 10) == 20
-    assert Mask(2).credit(80, 10) == Measured().credit(80, 10) == 80
+    assert Measured().credit(80, 10) == 80
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,7 @@ class SamplerConfig:
     max_off_policy_strategy: Literal["drop", "wait", "mask"] | None = "drop"
     """drop: a group that is too old leaves, also while it is generated, and another prompt is issued; wait: the next
     version waits for what it would make too old, and nothing leaves; mask: tokens that are too old leave the loss, and
-    a group of such tokens alone is dropped;
-    null: the age is only measured."""
+    a group of such tokens alone is dropped; null: the age is only measured."""
     max_masked_ratio: Fraction = 1.0
     """mask: a row of which a larger share is too old leaves the loss as a whole."""
     custom_sampler: CustomSamplerConfig = field(default_factory=CustomSamplerConfig)
@@ -98,7 +97,7 @@ class TrainerConfig:
     max_actor_ckpt_to_keep: PositiveInt | None = 1
     """Checkpoints that stay when a new one is written; null: all. A resume goes on from the newest."""
     ckpt_keep_interval: PositiveInt | None = None
-    """Those of steps that are a multiple of it stay besides, for good."""
+    """Those of steps that are a multiple of it stay besides, for good, also when the run goes on without the key."""
     ckpt_include_rows: Literal["auto", "always", "never"] = "auto"
     """Whether a checkpoint also holds the rows of groups that are finished and not trained yet, for a resume whose queue
     has lost them (with its node, or its directory), which then does not generate them again. auto: of the oldest groups
