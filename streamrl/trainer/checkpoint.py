@@ -6,7 +6,8 @@
         queue/          the rows of finished groups, if there are any (queue_cut.py)
         trainer.json    step, lineage, dispatch cursor, outstanding prompts, KL coefficient
         config.yaml     the configuration with which it was trained
-        manifest.json   size and digest of every other file; written last, then the directory is renamed into place
+        manifest.json   size and digest of every other file, and whether it stays for good; written last, then the
+                        directory is renamed into place
 
 The manifest is the truth for the queue's commit position: only after it stands are the rows acked up to its step final.
 What begins with a dot is no checkpoint: a draft, or one that is being removed; both go with the next `clean`.
@@ -65,6 +66,8 @@ class _Manifest(msgspec.Struct):
     format: int
     step: int
     files: dict[str, dict[str, int | str]]
+    kept: bool = False
+    """It stays for good, whatever later lives of the run ask for."""
 
 
 class CheckpointStore:
@@ -74,7 +77,7 @@ class CheckpointStore:
     def __init__(
         self, directory: Path, *, keep: int | None = 1, keep_every: int | None = None, in_thread: bool = True
     ) -> None:
-        """`keep` >= 1 of them stay, None: all; those of every `keep_every`-th step stay beside these.
+        """`keep` >= 1 of them stay, None: all; those of every `keep_every`-th step stay beside these, for good.
         `in_thread=False`: digests are made in the caller's (on a virtual clock)."""
         self.directory = directory
         self._keep, self._keep_every = keep, keep_every
@@ -164,7 +167,8 @@ class CheckpointStore:
         for name in names:
             _sync(draft / name)
         manifest = draft / MANIFEST
-        content = {"format": FORMAT, "step": state.step, "files": _digests(draft, names)}
+        kept = self._keep_every is not None and state.step % self._keep_every == 0
+        content = {"format": FORMAT, "step": state.step, "kept": kept, "files": _digests(draft, names)}
         manifest.write_text(json.dumps(content, indent=1))
         _sync(manifest)
         for directory in {draft, *((draft / name).parent for name in names)}:
@@ -177,7 +181,13 @@ class CheckpointStore:
     def _beyond(self, steps: list[int]) -> list[int]:
         """The older ones that nothing asks to keep."""
         old = steps[: -self._keep] if self._keep else []
-        return [step for step in old if not self._keep_every or step % self._keep_every]
+        return [step for step in old if (not self._keep_every or step % self._keep_every) and not self._kept(step)]
+
+    def _kept(self, step: int) -> bool:
+        try:
+            return msgspec.json.decode((self.path(step) / MANIFEST).read_bytes(), type=_Manifest).kept
+        except (OSError, ValueError):
+            return False
 
     def _remove(self, step: int) -> None:
         """By a rename first: a kill on the way leaves nothing that looks like a checkpoint."""

@@ -204,9 +204,14 @@ class Reporter:
         if not self._told_removal:
             self._told_removal = True
             keep = self._parts.config.trainer.max_actor_ckpt_to_keep
+            which = (
+                f"the checkpoint of step {removed[0]} was"
+                if len(removed) == 1
+                else f"the checkpoints of steps {', '.join(map(str, removed))} were"
+            )
             self.note(
-                f"the checkpoint of step {removed[-1]} was removed when that of step {step} was written, as all later "
-                f"ones will be: trainer.max_actor_ckpt_to_keep={keep} (null keeps all)"
+                f"{which} removed when that of step {step} was written, as all later ones will be: "
+                f"trainer.max_actor_ckpt_to_keep={keep} (null keeps all)"
             )
 
     def close(self, status: str) -> None:

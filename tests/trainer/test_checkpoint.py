@@ -46,6 +46,14 @@ async def test_every_nth_checkpoint_stays_beside_the_last_ones(tmp_path: Path) -
     assert store.removed == [10]
 
 
+async def test_what_was_kept_for_good_stays_when_the_run_goes_on_without_the_interval(tmp_path: Path) -> None:
+    for keep_every, steps in ((4, (2, 4, 6)), (None, (8, 10)), (5, (12, 15, 16)), (None, (17,))):
+        store = CheckpointStore(tmp_path, keep=1, keep_every=keep_every)
+        for step in steps:
+            await store.save(TrainerState(step, 0), save_shard)
+    assert store.steps() == [4, 15, 17]
+
+
 async def test_what_killed_processes_left_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     await store.save(TrainerState(2, 0), save_shard)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from agent_loop.llm.protocol import ServerLoad
-from streamrl.monitor.events import EventLog
+from streamrl.monitor.events import EventLog, read_events
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.report import Reporter
@@ -83,3 +83,12 @@ async def test_rates_cover_what_the_trainer_does_between_its_steps(tmp_path: Pat
     assert second["perf/time_per_step"] == 10.0
     assert second["perf/generated_tokens_per_s"] == 25.0
     assert second["perf/throughput"] == 600 / 10.0 / life.report._ranks
+
+
+def test_all_checkpoints_that_were_removed_are_named_once(tmp_path: Path) -> None:
+    life = Life(tmp_path, resumed=False)
+    life.report.saved(6, [2, 4])
+    life.report.saved(8, [6])
+    notes = [str(event.value) for event in read_events(tmp_path) if event.name == "note"]
+    assert len(notes) == 1
+    assert notes[0].startswith("the checkpoints of steps 2, 4 were removed when that of step 6 was written")
