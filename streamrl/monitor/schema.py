@@ -57,7 +57,8 @@ TABLE: tuple[EventSpec, ...] = (
         "trainer",
         ("version",),
         "Weight sync: from the first byte written until every server serves the version. "
-        "Also `bytes`, `generation_stalled` (seconds in which generation stood still).",
+        "Also `bytes`, `generation_stalled` (seconds in which generation stood still), the stages `gather_s`, "
+        "`transfer_s`, `apply_s`, `commit_s`, `pause_s` (docs/rollout.md), and `missing`: servers without it, and why.",
     ),
     _span("checkpoint", "trainer", ("step",), "The trainer writes a checkpoint."),
     _span("validate", "trainer", ("step",), "Validation in training's place; also `when` (before, during, after)."),

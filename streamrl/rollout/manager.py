@@ -1,8 +1,8 @@
 """All LLM servers of a run as one: a new version goes to each of them, loads come from each of them.
 
     consumes  WeightInfo of a version that is complete (weight_sync)
-    produces  UpdateReport: who serves it, who does not and why
-    waits for every server, at the same time, until the deadline
+    produces  UpdateReport: who serves it, who does not and why; LATEST, once they serve it
+    waits for every server, in two phases (weight_sync/two_phase.py), each until the deadline
 
 A dead server is not waited for: it loads LATEST when it comes back, before it serves.
 """
@@ -11,16 +11,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from agent_loop.llm.protocol import LLMServer, ServerDied, ServerLoad
-from streamrl.weight_sync import WeightError, WeightInfo, WeightsMissing
+from streamrl.weight_sync import WeightError, WeightInfo
+from streamrl.weight_sync.shared_memory import publish
+from streamrl.weight_sync.two_phase import SyncRound, TwoPhase
 
 UPDATE_SECONDS = 120.0
 """For one server to load a version; it includes the decode step or the prefill under way."""
 LOAD_SECONDS = 10.0
 """For one server to tell its load; a silent one is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPolicy:
+    """How servers take a version."""
+
+    order: Literal["together", "rolling"] = "together"
+    """rolling: one after the other takes what all have loaded aside, so that never more than one stands still."""
+    requests: Literal["keep", "abort"] = "keep"
+    """abort: those that run end with the tokens they have, and their clients send them on with the new weights."""
+    deadline: float = UPDATE_SECONDS
+    """Seconds, of each phase; with `rolling` of each server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +45,70 @@ class UpdateReport:
     seconds: float
     acknowledged: tuple[str, ...]
     missing: dict[str, str]
+    in_service: bool = True
+    """False: nobody could take it. All serve what they served, and it is not published."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds: "gather" and "transfer" (WeightInfo), "apply" until all had it aside, "commit" until they served it, and
+    "pause", the longest in which one of them made no token for it."""
 
 
 class LLMServerManager:
     """Invariants: updates do not overtake each other, so every server ends at the version of the last call; a pinned
     server keeps the version it had until it is unpinned, or dies (it comes back with the newest)."""
 
-    def __init__(self, servers: Mapping[str, LLMServer]) -> None:
+    def __init__(self, servers: Mapping[str, LLMServer], policy: SyncPolicy | None = None) -> None:
         self.servers: dict[str, LLMServer] = dict(servers)
+        self.behind: dict[str, str] = {}
+        """Servers that answer and do not have the version in service, and why: nobody is to ask them for tokens."""
+        self._policy = policy or SyncPolicy()
+        self._catching_up: dict[str, asyncio.Task[None]] = {}
         self._updating = asyncio.Lock()
         self._pinned: dict[str, LLMServer] = {}
         self._missed: WeightInfo | None = None
         self._latest: WeightInfo | None = None
 
-    async def update_weights(self, info: WeightInfo, *, deadline: float = UPDATE_SECONDS) -> UpdateReport:
-        """Give `info` to all servers at once that are not pinned; returns when each has acknowledged it, is dead, or
-        `deadline` is over.
+    async def update_weights(self, info: WeightInfo, *, deadline: float | None = None) -> UpdateReport:
+        """Give `info` to all servers that are not pinned, and publish it (LATEST) once each of them serves it, is dead,
+        or is `behind`. Where nobody could take it nothing has changed, and the report says so. `deadline` (seconds, of
+        each phase): None is the policy's.
 
-        Raises WeightError when a server refuses the weights (damaged, other names or shapes): the run's own mistake.
+        Raises WeightError when a server refuses the weights (damaged, other names or shapes) and no other takes them:
+        the run's own mistake.
         """
         async with self._updating:
             free = {name: server for name, server in self.servers.items() if name not in self._pinned}
-            report = await self._update(info, deadline, free)
+            report = await self._update(info, deadline or self._policy.deadline, free)
             report.missing.update(dict.fromkeys(self._pinned, "it is pinned, and gets the newest when it is unpinned"))
-            self._missed = info if self._pinned else None
-            self._latest = info
+            if report.in_service:
+                if info.staged:
+                    await asyncio.to_thread(publish, info)
+                self._missed = info if self._pinned else None
+                self._latest = info
             return report
+
+    async def load_of(self, name: str) -> ServerLoad:
+        """Raises ServerDied, also of a server that is `behind`: it is given the version in service again meanwhile."""
+        load = await self.servers[name].load()
+        if (why := self.behind.get(name)) is None:
+            return load
+        if self._latest is None or load.weight_version == self._latest.version:
+            del self.behind[name]
+            return load
+        if name not in self._catching_up:
+            task = self._catching_up[name] = asyncio.ensure_future(self._catch_up(name))
+            task.add_done_callback(lambda _: self._catching_up.pop(name, None))
+        raise ServerDied(f"{name} serves version {load.weight_version}, not {self._latest.version}: {why}")
+
+    async def _catch_up(self, name: str) -> None:
+        async with self._updating:
+            info, server = self._latest, self.servers.get(name)
+            if info is None or server is None or name not in self.behind:
+                return
+            answers = await self._all(
+                lambda s: s.update_weights(info.path, info.version), UPDATE_SECONDS, {name: server}
+            )
+            if isinstance(error := answers[name], Exception):
+                self.behind[name] = str(error)
 
     async def add_server(self, name: str, server: LLMServer) -> None:
         """It gets every version from now on, and has the one in service on return; no update overtakes this. Raises
@@ -70,6 +122,7 @@ class LLMServerManager:
     def forget(self, name: str) -> LLMServer:
         """It gets no further version. The server, for the caller to close."""
         self._pinned.pop(name, None)
+        self.behind.pop(name, None)
         return self.servers.pop(name)
 
     async def pin(self, count: int) -> list[str]:
@@ -97,16 +150,32 @@ class LLMServerManager:
 
     async def _update(self, info: WeightInfo, deadline: float, servers: Mapping[str, LLMServer]) -> UpdateReport:
         now = asyncio.get_running_loop().time
-        began = now()
-        answers = await self._all(lambda server: server.update_weights(info.path, info.version), deadline, servers)
-        missing: dict[str, str] = {}
-        for name, answer in answers.items():
-            if isinstance(answer, WeightError) and not isinstance(answer, WeightsMissing):
-                raise answer
-            if isinstance(answer, Exception):
-                missing[name] = str(answer)
-        acknowledged = tuple(name for name in answers if name not in missing)
-        return UpdateReport(info.version, now() - began, acknowledged, missing)
+        began, turn = now(), SyncRound(info.digest, tuple(servers))
+        ready = turn.prepared(await self._all(lambda server: _prepare(server, info), deadline, servers))
+        prepared, pauses = now(), [0.0]
+        for part in [[name] for name in ready] if self._policy.order == "rolling" else [ready]:
+            some = {name: servers[name] for name in part}
+            answers = await self._all(lambda server: self._commit(server, info), deadline, some)
+            turn.committed(answers)
+            pauses += [answer for answer in answers.values() if isinstance(answer, float)]
+        if turn.refusal is not None:
+            raise turn.refusal
+        for name in turn.acknowledged:
+            self.behind.pop(name, None)
+        if turn.in_service:
+            self.behind |= turn.behind
+        stages = {**info.stages, "apply": prepared - began, "commit": now() - prepared, "pause": max(pauses)}
+        return UpdateReport(
+            info.version, now() - began, turn.acknowledged, dict(turn.missing), turn.in_service, stages
+        )  # fmt: skip
+
+    async def _commit(self, server: LLMServer, info: WeightInfo) -> float | None:
+        if self._policy.requests == "abort":
+            await server.abort(None)
+        if isinstance(server, TwoPhase):
+            return await server.commit_weights(info.path, info.version)
+        await server.update_weights(info.path, info.version)
+        return None
 
     async def loads(self) -> dict[str, ServerLoad]:
         """Of the servers that answer; one that is missing here is dead or starting."""
@@ -149,6 +218,10 @@ class LLMServerManager:
 
         asked = dict(self.servers if servers is None else servers)
         return dict(zip(asked, await asyncio.gather(*map(one, asked.values())), strict=True))
+
+
+async def _prepare(server: LLMServer, info: WeightInfo) -> str | None:
+    return await server.prepare_weights(info.path, info.version) if isinstance(server, TwoPhase) else None
 
 
 async def _keep_weights(server: LLMServer, keep: bool) -> None:

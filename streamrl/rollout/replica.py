@@ -17,13 +17,14 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_loop.llm.protocol import CannotScore, Generation, LLMServer, SamplingParams, Scores, ServerDied, ServerLoad
 from streamrl.rollout.events import ServerEvents
-from streamrl.weight_sync import WeightError, WeightStore
+from streamrl.weight_sync import WeightError, WeightInfo, WeightStore
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class RolloutServerConfig:
     """One server. `weights_dir` None serves the model as it is saved; `events_dir` None reports nothing."""
 
     name: str = "torch"
-    """Which kind: "torch", "vllm", "sim", or a name given to `register_server`."""
+    """Which kind: "torch", "vllm", "sglang", "sim", or a name given to `register_server`."""
     model_path: str = ""
     weights_dir: str | None = None
     max_num_seqs: int = 64
@@ -60,6 +61,8 @@ class RolloutServerConfig:
     """A SimConfig, or a mapping or config section with some of its fields."""
     vllm: Any = None
     """A VllmOptions, or a mapping with some of its fields."""
+    sglang: Any = None
+    """An SglangOptions, or a mapping with some of its fields."""
     server: str = "server-0"
     """The name by which events and loads tell this server from others."""
     events_dir: str | None = None
@@ -112,7 +115,13 @@ def _vllm(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer
     return VllmServer(config, events)
 
 
-_BUILDERS: dict[str, Builder] = {"torch": _torch, "vllm": _vllm, "sim": _sim}
+def _sglang(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
+    from streamrl.rollout.sglang_server import SglangServer
+
+    return SglangServer(config, events)
+
+
+_BUILDERS: dict[str, Builder] = {"torch": _torch, "vllm": _vllm, "sglang": _sglang, "sim": _sim}
 
 
 def register_server(name: str, builder: Builder) -> None:
@@ -139,6 +148,8 @@ class RayLLMServer:
     def __init__(self, config: RolloutServerConfig) -> None:
         self._name, self._closing, self._keeps = config.server, False, False
         self._store = WeightStore(config.weights_dir) if config.weights_dir else None
+        self._seen: WeightInfo | None = None
+        """What LATEST named when this server last took weights."""
         try:
             self._server: Any = build_server(config, _event_log(config))
         except (ValueError, OSError, WeightError) as error:  # Ray would lose what it was; `ready` raises it
@@ -171,7 +182,20 @@ class RayLLMServer:
         return await self._watched(self._server.abort(request_ids))
 
     async def update_weights(self, path: str, version: int) -> None:
+        self._seen = self._named()
         await self._watched(self._server.update_weights(path, version))
+
+    async def prepare_weights(self, path: str, version: int) -> str | None:
+        if not hasattr(self._server, "prepare_weights"):  # one that loads everything at the commit
+            return None
+        return await self._watched(self._server.prepare_weights(path, version))
+
+    async def commit_weights(self, path: str, version: int) -> float | None:
+        self._seen = self._named()
+        if hasattr(self._server, "commit_weights"):
+            return await self._watched(self._server.commit_weights(path, version))
+        await self._watched(self._server.update_weights(path, version))
+        return None
 
     async def weights_checksum(self) -> str | None:
         if not hasattr(self._server, "weights_checksum"):  # a simulation, or one from before this verb
@@ -196,16 +220,24 @@ class RayLLMServer:
         self._keeps = keep
 
     async def load(self) -> ServerLoad:
-        """Also catches up with LATEST: a version published while this process was starting was announced to nobody."""
+        """Also catches up with LATEST: a version published while this process was starting was announced to nobody.
+        One that it was given is ahead of LATEST until all have it."""
         load = await self._watched(self._server.load())
         try:
             newest = self._store.latest() if self._store else None
-            if newest is None or newest.version == load.weight_version or self._keeps:
+            if newest is None or newest == self._seen or newest.version == load.weight_version or self._keeps:
                 return load
+            self._seen = newest
             await self._watched(self._server.update_weights(newest.path, newest.version))
         except WeightError as error:
             logger.warning("%s stays at version %d: %s", self._name, load.weight_version, error)
         return await self._watched(self._server.load())
+
+    def _named(self) -> WeightInfo | None:
+        """What LATEST names, as far as that can be read."""
+        with suppress(WeightError):
+            return self._store.latest() if self._store else None
+        return None
 
     async def close(self) -> None:
         self._closing = True
@@ -231,7 +263,8 @@ class _NotStarted:
     async def _die(self, *_: object) -> Any:
         raise ServerDied(f"the server could not start: {self.error}")
 
-    generate = progress = score = abort = update_weights = weights_checksum = _die
+    generate = progress = score = abort = update_weights = prepare_weights = commit_weights = _die
+    weights_checksum = _die
     pause = resume = sleep = wake_up = load = _die
 
     async def close(self) -> None: ...
@@ -283,6 +316,14 @@ class RayServerHandle:
 
     async def update_weights(self, path: str, version: int) -> None:
         await self._answer("update_weights", self._actor.update_weights.remote(path, version), START_SECONDS)
+
+    async def prepare_weights(self, path: str, version: int) -> str | None:
+        call = self._actor.prepare_weights.remote(path, version)
+        return await self._answer("prepare_weights", call, START_SECONDS)
+
+    async def commit_weights(self, path: str, version: int) -> float | None:
+        call = self._actor.commit_weights.remote(path, version)
+        return await self._answer("commit_weights", call, START_SECONDS)
 
     async def weights_checksum(self) -> str | None:
         return await self._answer("weights_checksum", self._actor.weights_checksum.remote())

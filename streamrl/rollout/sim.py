@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,9 +32,12 @@ from streamrl.rollout.noise import Streams
 from streamrl.rollout.requests import check_request, check_scored
 from streamrl.rollout.sim_script import Script, SimConfig, draw_script, score_script
 from streamrl.rollout.sim_time import EngineTime, loop_time
-from streamrl.weight_sync import WeightStore
+from streamrl.weight_sync import WeightsDamaged, WeightStore
 
 __all__ = ["SimConfig", "SimServer"]
+
+
+UpdateFailure = Literal["refuse", "hang", "die"]
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +92,7 @@ class SimServer:
         self._store = WeightStore(weights_dir) if weights_dir else None
         self._server, self._events = server, events
         self._asked = 0
+        self._update_failure: tuple[str, UpdateFailure] | None = None
         self._running: dict[str, _Run] = {}
         self._waiting: dict[str, _Run] = {}
         self._start()
@@ -185,6 +189,34 @@ class SimServer:
             self._end(run, "aborted", run.past(now := self._time.now()), now)
         self._plan()
         return len(gone)
+
+    def fail_updates(self, how: UpdateFailure | None, phase: Literal["prepare", "commit"] = "prepare") -> None:
+        """From now on weights are refused, never taken ("hang"), or the server dies of them; None: all is well."""
+        self._update_failure = None if how is None else (phase, how)
+
+    async def _maybe_fail(self, phase: str) -> None:
+        if self._update_failure is None or self._update_failure[0] != phase:
+            return
+        match self._update_failure[1]:
+            case "refuse":
+                raise WeightsDamaged("the simulation refuses these weights")
+            case "hang":
+                await asyncio.get_running_loop().create_future()
+            case "die":
+                self.die("the simulation died of new weights")
+                self._check_alive()
+
+    async def prepare_weights(self, path: str, version: int) -> str | None:
+        """There is no model: `path` is not read, and nothing can be told of it."""
+        self._check_alive()
+        await self._maybe_fail("prepare")
+        return None
+
+    async def commit_weights(self, path: str, version: int) -> float:
+        began = loop_time()
+        await self._maybe_fail("commit")
+        await self.update_weights(path, version)
+        return loop_time() - began
 
     async def update_weights(self, path: str, version: int) -> None:
         """Stand still for `update_seconds`; later tokens carry `version`. `path` is not read: there is no model."""

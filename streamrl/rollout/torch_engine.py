@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, refuse_images, since
 from streamrl.rollout.batch_engine import BatchEngine, Request
 from streamrl.rollout.events import Reporter, ServerEvents
@@ -34,8 +36,7 @@ from streamrl.rollout.requests import check_request, check_scored
 from streamrl.rollout.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
 from streamrl.weight_sync import WeightError, WeightsMissing, WeightStore
 from streamrl.weight_sync.digest import weights_digest
-from streamrl.weight_sync.load import load_into
-from streamrl.weight_sync.shared_memory import read_weights
+from streamrl.weight_sync.load import Staged, copy_into, load_into, stage
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -87,6 +88,7 @@ class TorchServer:
         if newest:
             load_into(model, newest[1])
         self._newest = newest[0].version if newest else 0
+        self._staged: Staged | None = None
         self._engine = BatchEngine(
             model, slots=max_num_seqs, max_len=max_model_len, version=self._newest, invariant=invariant
         )
@@ -153,7 +155,22 @@ class TorchServer:
 
     async def update_weights(self, path: str, version: int) -> None:
         """Raises WeightError (the old weights stay), ServerDied."""
-        await self._between_steps(lambda: self._update(path, version))
+        await self.commit_weights(path, version)
+
+    async def prepare_weights(self, path: str, version: int) -> str:
+        """Requests go on meanwhile. Raises WeightError, ServerDied."""
+        self._check_alive()
+        self._staged = None
+        self._staged = staged = await asyncio.to_thread(stage, self._engine.model, path, version)
+        return staged.digest
+
+    async def commit_weights(self, path: str, version: int) -> float:
+        """Raises WeightError (the old weights stay), ServerDied."""
+        if self._staged is None or not self._staged.is_of(path, version):
+            await self.prepare_weights(path, version)
+        staged, self._staged = self._staged, None
+        assert staged is not None
+        return await self._between_steps(lambda: self._update(staged))
 
     async def weights_checksum(self) -> str | None:
         """Of the parameters as they are, tied ones under their first name."""
@@ -275,16 +292,19 @@ class TorchServer:
         self._answer(gone)
         return len(gone)
 
-    def _update(self, path: str, version: int) -> None:
-        if not self._engine.invariant or not self._engine.has_work:  # else the version is loaded in its turn
-            self._load(path, version)
-        self._newest = version
+    def _update(self, staged: Staged) -> float:
+        self._newest = staged.version
+        if self._engine.invariant and self._engine.has_work:  # then the version is loaded in its turn
+            return 0.0
+        return self._serve(staged.tensors, staged.version)
 
-    def _load(self, path: str, version: int) -> None:
+    def _serve(self, tensors: Mapping[str, Tensor], version: int) -> float:
         began = time.monotonic()
-        load_into(self._engine.model, read_weights(path))
+        copy_into(self._engine.model, tensors)
         self._engine.version = version
-        self._report.weights(began, time.monotonic(), version)
+        ended = time.monotonic()
+        self._report.weights(began, ended, version)
+        return ended - began
 
     def _take_turn(self) -> None:
         """Once no request runs, load the version that waits to be served; who names one that is not kept is told."""
@@ -293,7 +313,9 @@ class TorchServer:
             try:
                 if self._store is None:
                     raise WeightsMissing("this server has no weights_dir from which it could load another version")
-                return self._load(str(self._store.path(turn)), turn)
+                staged = stage(engine.model, str(self._store.path(turn)), turn)
+                self._serve(staged.tensors, turn)
+                return
             except WeightError as error:
                 refused = [r for r in engine.waiting if r.sampling.weight_version == turn]
                 engine.abort([r.id for r in refused])

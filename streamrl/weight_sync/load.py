@@ -1,16 +1,43 @@
-"""Copy published weights into a live `transformers` model, in place: all of them or none."""
+"""Copy published weights into a live `transformers` model, in place: all of them or none.
+
+`stage` does everything that takes long or may fail, while the model serves; `copy_into` is a copy in memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.protocol import WeightsMismatch
+from streamrl.weight_sync.shared_memory import read_weights
 
 _NAMED = 4
 """How many names an error lists; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A version that has been read and fits the model. `digest`: of what was read."""
+
+    path: str
+    version: int
+    tensors: Mapping[str, Tensor]
+    digest: str
+
+    def is_of(self, path: str, version: int) -> bool:
+        return (self.path, self.version) == (path, version)
+
+
+def stage(model: nn.Module, path: str, version: int) -> Staged:
+    """Read a version, check that it fits and touch all of its bytes, so that nothing can go wrong any more. Raises
+    WeightsMissing, WeightsDamaged, WeightsMismatch; the model is not touched."""
+    tensors = read_weights(path)
+    check(model, tensors)
+    return Staged(path, version, tensors, weights_digest(tensors.items()))
 
 
 def load_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -18,6 +45,20 @@ def load_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
     Tied parameters need one of their names only; if several are given they must be equal. Raises WeightsMismatch.
     """
+    check(model, tensors)
+    copy_into(model, tensors)
+
+
+def copy_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """After `check`."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            parameters[name].copy_(tensor)
+
+
+def check(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Whether these are the model's weights, by names and shapes. Raises WeightsMismatch."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names: dict[int, list[str]] = {}
     for name, parameter in parameters.items():
@@ -37,9 +78,6 @@ def load_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         for other in given[1:]:
             if not torch.equal(tensors[given[0]], tensors[other]):
                 raise WeightsMismatch(f"{given[0]} and {other} are tied but differ here; nothing was overwritten")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            parameters[name].copy_(tensor)
 
 
 def _some(names: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from streamrl.errors import UserError
@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WeightInfo:
-    """One published version. `seconds` is what writing it took (0.0 when it was looked up)."""
+    """One version that is complete. `seconds` is what writing it took (0.0 when it was looked up)."""
 
     version: int
     path: str
+    """Where servers find it: a safetensors file, the directory of a delta, or a `collective:` address."""
     bytes: int
     seconds: float = 0.0
+    digest: str = ""
+    """Of the trainer's tensors (weight_sync.digest); empty: not known."""
+    staged: bool = False
+    """LATEST does not name it yet: that is done once servers have it."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds: "gather" until a rank has its share in host memory, "transfer" until all of it lies at `path`."""
 
 
 class WeightError(Exception):
@@ -33,7 +40,11 @@ class WeightsMissing(WeightError, FileNotFoundError):
 
 
 class WeightsDamaged(WeightError, ValueError):
-    """The file or LATEST is not what a writer of this package leaves behind."""
+    """The file or LATEST is not what a writer of this package leaves behind, or its checksum is another."""
+
+
+class WeightsNotWritten(WeightError, OSError):
+    """A version could not be made complete; nothing of it is left, and what was published before is still there."""
 
 
 class WeightsNotPrivate(WeightError, UserError):

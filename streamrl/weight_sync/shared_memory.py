@@ -6,8 +6,11 @@
 Both appear by rename, the file first, so a reader sees a whole version or none, and a writer that is killed leaves at
 most a temporary file, which the next write removes. The file just written and the one LATEST named before are kept, in
 order of publishing and not of number: a run restored to an older step may publish smaller versions. A reader that has a
-file mapped keeps its bytes although the name is gone. Nothing is synced to a disk: this survives the death of any
-process, not of the machine.
+file mapped keeps its bytes although the name is gone.
+
+A version may be complete before it is published (`begin`, `finish`; `publish` once servers have it). Everything is
+synced before it is renamed: in shared memory that costs nothing and survives the death of any process; on a disk it
+survives the machine's, so the same directory on a shared file system is how weights travel between nodes.
 
 The directory lies where every user of the machine may make one (/dev/shm) under a name that can be guessed. So it is
 0700, its files are 0600, and one that is a link, somebody else's, or open to others is neither written nor read.
@@ -23,7 +26,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamrl.weight_sync.protocol import WeightInfo, WeightsDamaged, WeightsMissing, WeightsNotPrivate
+from streamrl.weight_sync.mapped import map_tensors, recyclable
+from streamrl.weight_sync.protocol import (
+    WeightInfo,
+    WeightsDamaged,
+    WeightsMissing,
+    WeightsNotPrivate,
+    WeightsNotWritten,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,10 +49,11 @@ class WeightStore:
     Invariants: what LATEST names is complete; the version LATEST named before is still there.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, older: int = 0) -> None:
-        """`older`: so many versions just below the one written stay, whatever LATEST named (deterministic mode)."""
+    def __init__(self, directory: str | os.PathLike[str], *, older: int = 0, keep: int = 2) -> None:
+        """`older`: so many versions just below the one written stay, whatever LATEST named (deterministic mode); so do
+        the `keep` last written, LATEST's among them."""
         self.directory = Path(directory).absolute()
-        self._older = older
+        self._older, self._keep = older, keep
 
     def path(self, version: int) -> Path:
         """The file of a version, there or not."""
@@ -56,23 +67,76 @@ class WeightStore:
         """
         from safetensors.torch import save_file
 
+        from streamrl.weight_sync.digest import weights_digest
+
         began = time.perf_counter()
-        if version < 0:
-            raise ValueError(f"weight version {version}: versions count from 0 (the base model)")
+        self._check(version)
         tensors = _writable(state)
+        self.begin(version)
+        temporary = self.temporary(version)
+        try:
+            save_file(tensors, temporary, metadata={"version": str(version), "format": "pt"})
+            temporary.chmod(0o600)
+            sync(temporary)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        path = self.finish(version)
+        size, digest = path.stat().st_size, weights_digest(tensors.items())
+        self.publish(version, path)
+        return WeightInfo(version, str(path), size, time.perf_counter() - began, digest)
+
+    # A version that becomes complete first, and findable later.
+
+    def temporary(self, version: int) -> Path:
+        """Where it is written until it is complete: the same for all ranks that write it."""
+        return self.directory / f".{self.path(version).name}.tmp"
+
+    def begin(self, version: int, size: int = 0) -> None:
+        """Room for `size` bytes at `temporary`, in a directory that is ours. Raises ValueError, WeightsNotPrivate, and
+        WeightsNotWritten where the file system has less room than that."""
+        self._check(version)
         make_private(self.directory)
         self._remove_leftovers()
-        before = self._latest_name()
+        held = self._take_oldest(version) if size else 0
+        found = os.statvfs(self.directory)
+        if size > (free := held + found.f_bavail * found.f_frsize):
+            raise WeightsNotWritten(
+                f"no room for version {version} of the weights in {self.directory}: it takes {size / 2**20:.1f} MiB, "
+                f"{free / 2**20:.1f} are free; free some or choose another"
+            )
+
+    def _take_oldest(self, version: int) -> int:
+        """Write over a file that was to go anyway, and that nobody has mapped: fresh pages cost several times the copy
+        that fills them. Its size."""
+        keep = {self._latest_name(), *self._older_names(version)}
+        found = sorted(self.directory.glob("v*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+        if len(found) < self._keep:
+            return 0
+        for path in found:
+            if path.name not in keep and recyclable(path, temporary := self.temporary(version)):
+                return temporary.stat().st_size
+        return 0
+
+    def _older_names(self, version: int) -> set[str]:
+        return {self.path(each).name for each in range(max(0, version - self._older), version)}
+
+    def finish(self, version: int) -> Path:
+        """What lies at `temporary` is complete: rename it, and let older ones go. LATEST still names what it named."""
         path = self.path(version)
-        temporary = self.directory / f".{path.name}.{os.getpid()}.tmp"
-        save_file(tensors, temporary, metadata={"version": str(version), "format": "pt"})
-        temporary.chmod(0o600)
-        size = temporary.stat().st_size
-        os.replace(temporary, path)
-        self._point_latest(path, version)
-        older = {self.path(each).name for each in range(max(0, version - self._older), version)}
-        self._retire(keep={path.name, before} | older)
-        return WeightInfo(version, str(path), size, time.perf_counter() - began)
+        os.replace(self.temporary(version), path)
+        sync(self.directory)
+        self._retire(keep={path.name, self._latest_name()} | self._older_names(version))
+        return path
+
+    def publish(self, version: int, path: str | os.PathLike[str]) -> None:
+        """From now on LATEST names it: what starts or joins begins with it."""
+        temporary = self.directory / f".{LATEST}.{os.getpid()}.tmp"
+        temporary.touch(mode=0o600)
+        temporary.write_text(json.dumps({"version": version, "path": str(path)}))
+        sync(temporary)
+        os.replace(temporary, self.directory / LATEST)
+        sync(self.directory)
 
     def latest(self) -> WeightInfo | None:
         """What LATEST names, None before the first version.
@@ -118,11 +182,9 @@ class WeightStore:
         except FileNotFoundError:
             return None
 
-    def _point_latest(self, path: Path, version: int) -> None:
-        temporary = self.directory / f".{LATEST}.{os.getpid()}.tmp"
-        temporary.touch(mode=0o600)
-        temporary.write_text(json.dumps({"version": version, "path": str(path)}))
-        os.replace(temporary, self.directory / LATEST)
+    def _check(self, version: int) -> None:
+        if version < 0:
+            raise ValueError(f"weight version {version}: versions count from 0 (the base model)")
 
     def _latest_name(self) -> str:
         try:
@@ -132,14 +194,24 @@ class WeightStore:
         return Path(info.path).name if info else ""
 
     def _retire(self, keep: set[str]) -> None:
-        for path in self.directory.glob("v*.safetensors"):
+        """All but `keep`, and the last ones written as long as there is place among `self._keep`."""
+        found = sorted(self.directory.glob("v*.safetensors"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        places = self._keep - sum(path.name in keep for path in found)
+        for path in found:
             if path.name not in keep:
-                path.unlink(missing_ok=True)
+                places -= 1
+                if places < 0:
+                    path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
         """There is one writer, so a temporary file found before writing is a dead writer's."""
         for path in self.directory.glob(".*.tmp"):
             path.unlink(missing_ok=True)
+
+
+def publish(info: WeightInfo) -> None:
+    """A staged version is the newest from now on."""
+    WeightStore(Path(info.path).parent).publish(info.version, info.path)
 
 
 def make_private(directory: Path) -> None:
@@ -165,25 +237,18 @@ def check_private(directory: Path) -> None:
     raise WeightsNotPrivate(f"weights directory {directory} {wrong}: weights in it may not be ours; remove it")
 
 
-def read_weights(path: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped privately (nothing is copied until it is touched).
-
-    Raises WeightsMissing, WeightsDamaged (bad header, truncated, empty).
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def sync(path: Path) -> None:
+    """A file or directory is on its disk, if it lies on one."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        if not os.path.exists(path):  # perhaps retired between two of safetensors' opens, then torch's RuntimeError
-            raise WeightsMissing(
-                f"{path} is not there (the last two versions are kept); load what LATEST names"
-            ) from error
-        raise WeightsDamaged(f"{path} is no whole safetensors file ({error}); publish again") from error
-    if not tensors:
-        raise WeightsDamaged(f"{path} holds no tensors; publish again")
-    return tensors
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """The tensors of one version, full, wherever it lies. Raises WeightsMissing, WeightsDamaged."""
+    return map_tensors(path)
 
 
 def _writable(state: State) -> dict[str, Tensor]:

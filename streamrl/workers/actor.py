@@ -6,7 +6,6 @@ is the trainer's (streamrl.trainer.update), what they tell each other stands in 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,9 @@ from streamrl.recording.samples import FIELDS, SampleOrder, write_samples
 from streamrl.single_controller.decorator import Dispatch, Execute, register
 from streamrl.single_controller.metrics import Low, Mean, Metric, Peak, Total
 from streamrl.single_controller.worker import RankInfo
-from streamrl.weight_sync import WeightInfo, WeightStore
+from streamrl.weight_sync import WeightInfo
+from streamrl.weight_sync.publisher import Publisher, publisher
+from streamrl.weight_sync.ranks import GroupRanks
 from streamrl.workers.batch import MicroBatching, Rows
 from streamrl.workers.contract import step_of
 from streamrl.workers.engine.base import Engine, StepOutput, Weights
@@ -70,6 +71,7 @@ class ActorWorker(TrainingWorker):
         self._recorder = RecordWriter(Path(record_dir), rank.rank) if record_dir else None
         self._reference: Engine | None = None
         self._teacher: Engine | None = None
+        self._publishers: dict[str, Publisher] = {}
         self._schedule = Schedule.of(settings.actor.optim, settings.total_training_steps)
 
     @register(Dispatch.RANK_ZERO)
@@ -359,22 +361,19 @@ class ActorWorker(TrainingWorker):
 
     @register(Dispatch.RANK_ZERO)
     def publish_weights(self, version: int, weights_dir: str = "") -> WeightInfo | None:
-        """Rank 0 writes the full weights as `version`; all ranks gather them."""
-        began = time.perf_counter()
-        state = dict(self.engine.full_state())
-        if self.rank.rank:
-            return None
-        if broken := [name for name, tensor in state.items() if not tensor.isfinite().all()]:
-            raise FloatingPointError(
-                f"weights of version {version} are not finite ({len(broken)} tensors, the first {broken[0]}): the "
-                "training has diverged. Lower the learning rate or look at the loss, and go on from a checkpoint"
-            )
-        store = WeightStore(weights_dir or self._weights_dir, older=self.settings.older_weights)
-        info = store.write(state, version)
-        return WeightInfo(info.version, info.path, info.bytes, time.perf_counter() - began)
+        """All ranks make `version` complete, each its share (streamrl.weight_sync). Raises FloatingPointError where the
+        training has diverged, WeightError."""
+        directory = weights_dir or self._weights_dir
+        if directory not in self._publishers:
+            ranks = GroupRanks(self.rank.rank, self.engine.world_size)
+            self._publishers[directory] = publisher(self.settings.weight_sync, directory, ranks)
+        return self._publishers[directory].publish(self.engine.shares(), version)
 
     @register(Dispatch.ONE_TO_ALL)
     def close(self) -> None:
+        for each in self._publishers.values():
+            each.close()
+        self._publishers.clear()
         for engine in (self._reference, self._teacher):
             if engine is not None:
                 engine.close()

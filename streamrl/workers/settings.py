@@ -8,6 +8,7 @@ from streamrl.algorithms.advantages import estimator
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
 from streamrl.config.sections.algorithm import AlgorithmConfig, DistillationConfig
+from streamrl.weight_sync.publisher import SyncSettings
 from streamrl.workers.batch import MicroBatching
 from streamrl.workers.contract import Reads
 from streamrl.workers.engine.settings import EngineSettings, LoRASettings
@@ -32,8 +33,7 @@ class ActorSettings:
     """Of the device; None: by its name."""
     seed: int = 42
     deterministic: bool = False
-    older_weights: int = 0
-    """Versions below the newest that servers may still ask for."""
+    weight_sync: SyncSettings = field(default_factory=SyncSettings)
     skip_zero_advantage: bool = True
     """Leave rows whose advantage is 0 out of forward and backward: exact, since they have no gradient while nothing but
     the advantages has one (they stay in the denominators). Once most groups are all right or all wrong it is most of
@@ -47,7 +47,9 @@ class ActorSettings:
             distillation=config.distillation,
             total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed,
             deterministic=config.trainer.deterministic, peak_tflops=config.trainer.peak_tflops,
-            older_weights=config.trainer.lag if config.trainer.deterministic else 0,
+            weight_sync=SyncSettings(
+                staged=True, older=config.trainer.lag if config.trainer.deterministic else 0
+            ),
         )  # fmt: skip
 
     @property

@@ -17,6 +17,8 @@ from streamrl.workers.batch import MicroBatching, Rows
 if TYPE_CHECKING:
     import torch
 
+    from streamrl.weight_sync.shares import Share
+
 Weights = Literal["current", "reference", "snapshot"]
 """current: those being trained; reference: as loaded, with LoRA the model without its adapters, else only of a frozen
 engine (where they are the current ones); snapshot: as they were at the last `snapshot()`."""
@@ -93,6 +95,11 @@ class Engine(Protocol):
     def full_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Full parameters on rank 0's CPU under Hugging Face names, adapters merged, one at a time; nothing on the
         other ranks."""
+        ...
+
+    def shares(self) -> Iterator[Share]:
+        """What this rank is to publish of each parameter, under Hugging Face names, adapters merged: the ranks' shares
+        together are all of it, once. Views of the parameters where they are (with adapters: copies)."""
         ...
 
     def save(self, directory: str) -> None: ...

@@ -24,6 +24,7 @@ from torch import nn
 
 from streamrl.errors import ConfigError
 from streamrl.single_controller.worker import RankInfo
+from streamrl.weight_sync.shares import Share, shares_of
 from streamrl.workers.batch import MicroBatching, Packed, Padded, Rows, pack, pad, unflatten
 from streamrl.workers.engine import checkpoint, loading, lora, process_group
 from streamrl.workers.engine.attention import Packing
@@ -297,6 +298,15 @@ class TorchEngine(ABC):
         for name, full in lora.merged(named, self.settings.lora) if self.settings.lora else named:
             if self.rank == 0:
                 yield name, full.cpu()
+
+    def shares(self) -> Iterator[Share]:
+        named = self.module.lm.named_parameters()
+        if self.settings.lora is None:
+            yield from shares_of(named, self.rank, self.world_size)
+            return
+        merged = lora.merged(full_parameters(named, self.world_size), self.settings.lora)
+        for share in shares_of(merged, self.rank, self.world_size):
+            yield replace(share, local=share.local.clone())  # so that the full tensor can go
 
     def save(self, directory: str) -> None:
         checkpoint.save(Path(directory), self.module.lm, self.optimizer, rank=self.rank)

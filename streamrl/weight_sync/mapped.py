@@ -1,0 +1,85 @@
+"""A safetensors file as tensors that lie in it: mapped, and not written again while anybody has them."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+from streamrl.weight_sync.layout import MAX_HEADER, parse
+from streamrl.weight_sync.protocol import WeightsDamaged, WeightsMissing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+GONE = "{} is not there (the last two versions are kept); load what LATEST names"
+
+
+def map_tensors(path: str) -> dict[str, Tensor]:
+    """The tensors of a file, mapped privately: nothing is copied until it is touched, and what is changed here changes
+    here alone. The mapping holds a shared lock on the file, which goes with the last tensor, so that its pages are not
+    taken for another version before (`recyclable`).
+
+    Raises WeightsMissing, WeightsDamaged (bad header, truncated, empty).
+    """
+    import torch
+
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise WeightsMissing(GONE.format(path)) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        found = os.fstat(handle)
+        if not os.path.exists(path) or os.stat(path).st_ino != found.st_ino:
+            raise WeightsMissing(GONE.format(path))
+        length = int.from_bytes(os.pread(handle, 8, 0), "little")
+        header = os.pread(handle, length, 8) if length <= MAX_HEADER else b""
+        entries = parse(header, found.st_size - 8 - length)
+        memory = mmap.mmap(handle, found.st_size, access=mmap.ACCESS_COPY)  # shares the lock with `handle`
+    except BlockingIOError as error:
+        raise WeightsMissing(GONE.format(path)) from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, WeightsMissing):
+            raise
+        raise WeightsDamaged(f"{path} is no whole safetensors file ({error}); publish again") from error
+    finally:
+        os.close(handle)
+    types = torch_types()
+    return {
+        entry.name: torch.frombuffer(
+            memory, dtype=types[entry.dtype], count=entry.numbers, offset=8 + length + start
+        ).view(entry.shape)
+        if entry.nbytes
+        else torch.empty(entry.shape, dtype=types[entry.dtype])
+        for entry, start in entries
+    }  # fmt: skip
+
+
+def recyclable(path: str | os.PathLike[str], name: str | os.PathLike[str]) -> bool:
+    """Whether nobody has a file mapped; then it is called `name` now, and whoever has just opened it leaves it."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.replace(path, name)
+    except OSError:  # BlockingIOError: it is mapped. Else it can be made anew as well
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def torch_types() -> dict[str, torch.dtype]:
+    """By safetensors' names."""
+    import torch
+
+    return {
+        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+        "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+        "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "U32": torch.uint32,
+    }  # fmt: skip

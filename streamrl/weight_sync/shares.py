@@ -1,0 +1,208 @@
+"""The ranks of the trainer write one version together: each its own numbers, into one file of full tensors.
+
+```
+ rank 0 ─ makes the file, its header ─┐          ┌─ writes its rows ─┐           ┌─ checksums of its tensors ─┐
+ rank 1 ──────────────────────────────┴─ agree ──┴─ writes its rows ─┴── agree ──┴─ of its tensors ───────────┴─► rename
+```
+
+Nothing is gathered: FSDP2 gives a rank whole rows, and those lie together in the full tensor. Whoever reads the file
+sees a plain one, whatever number of ranks wrote it.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamrl.weight_sync.digest import tensor_digest
+from streamrl.weight_sync.layout import Entry, FileLayout
+from streamrl.weight_sync.mapped import map_tensors, torch_types
+from streamrl.weight_sync.protocol import WeightInfo, WeightsNotWritten
+from streamrl.weight_sync.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from streamrl.weight_sync.shared_memory import WeightStore
+
+_WORD, _LOW = (1 << 64) - 1, (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank holds of a tensor: `local`, flat elements `start`, `start + 1`, ... of the full one. Maybe none."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the full tensor."""
+    start: int
+    local: Tensor
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(self.name, safetensors_name(self.local), self.shape)
+
+
+def rows_of(length: int, rank: int, world_size: int) -> range:
+    """The rows of a tensor of `length` rows that FSDP2 (torch.chunk) gives to `rank`: the last ranks may have fewer, or
+    none."""
+    each = -(-length // world_size)
+    return range(min(rank * each, length), min((rank + 1) * each, length))
+
+
+def shares_of(named: Iterable[tuple[str, Tensor]], rank: int, world_size: int) -> Iterator[Share]:
+    """Of parameters: sharded by rows (DTensor) what lies here, of those that every rank has this rank's part. What is
+    sharded in another way is gathered. Collective then; every rank has to take the same ones."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    for name, parameter in named:
+        shape = tuple(parameter.shape)
+        if isinstance(parameter, DTensor):
+            if tuple(parameter.placements) == (Shard(0),) and shape:
+                first = rows_of(shape[0], rank, world_size).start
+                yield Share(name, shape, first * math.prod(shape[1:]), parameter.to_local().detach().reshape(-1))
+                continue
+            parameter = parameter.full_tensor()
+        mine = rows_of(math.prod(shape), rank, world_size)
+        yield Share(name, shape, mine.start, parameter.detach().reshape(-1)[mine.start : mine.stop])
+
+
+def write_shares(store: WeightStore, shares: Sequence[Share], version: int, ranks: Ranks) -> WeightInfo | None:
+    """Make `version` complete in `store`, not yet findable. Collective; the info on rank 0, None elsewhere.
+
+    Raises FloatingPointError on every rank (a number is not finite), WeightsNotWritten on every rank (no room, ...;
+    nothing is left of it), ValueError (negative version, no tensors), WeightsNotPrivate.
+    """
+    began = time.perf_counter()
+    layout = FileLayout.of((share.entry for share in shares), {"version": str(version), "format": "pt"})
+    temporary = store.temporary(version)
+    step = _Step(ranks, version, temporary)
+    with step:
+        if ranks.rank == 0:
+            store.begin(version, layout.size)
+            _make(temporary, layout)
+    broken: list[str] = []
+    gathered, total = 0.0, 0
+    with step:
+        handle = os.open(temporary, os.O_WRONLY)
+        try:
+            for share in shares:
+                start = time.perf_counter()
+                local = share.local.to("cpu").contiguous()
+                if not _finite(local):
+                    broken.append(share.name)
+                gathered += time.perf_counter() - start
+                if ranks.world_size == 1:
+                    total += tensor_digest(share.name, local.view(share.shape))
+                width = local.element_size()
+                _pwrite(handle, as_bytes(local), layout.offsets[share.name] + share.start * width)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    step.refuse(broken)
+    with step:
+        if ranks.world_size > 1:
+            total = _digest(temporary, sorted(share.name for share in shares)[ranks.rank :: ranks.world_size])
+    low, high = ranks.added_up([total & _LOW, total >> 32 & _LOW])
+    digest = f"{low + (high << 32) & _WORD:016x}"
+    with step:
+        path = store.finish(version) if ranks.rank == 0 else None
+    if path is None:
+        return None
+    took = time.perf_counter() - began
+    stages = {"gather": gathered, "transfer": took - gathered}
+    return WeightInfo(version, str(path), layout.size, took, digest, staged=True, stages=stages)
+
+
+def _finite(tensor: Tensor) -> bool:
+    if not tensor.numel() or tensor.dtype.itemsize < 2 or not tensor.is_floating_point():
+        return True
+    least, most = tensor.aminmax()  # NaN wins in both
+    return bool(least.isfinite() and most.isfinite())
+
+
+def _make(path: Path, layout: FileLayout) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(handle, layout.size)
+        _pwrite(handle, memoryview(layout.header), 0)
+        now = time.time_ns()
+        os.utime(handle, ns=(now, now))
+    finally:
+        os.close(handle)
+
+
+def _pwrite(handle: int, data: memoryview, at: int) -> None:
+    while data:
+        written = os.pwrite(handle, data, at)
+        data, at = data[written:], at + written
+
+
+def safetensors_name(tensor: Tensor) -> str:
+    """Of a tensor's type. Raises ValueError."""
+    for name, dtype in torch_types().items():
+        if dtype == tensor.dtype:
+            return name
+    raise ValueError(f"weights of type {tensor.dtype} cannot be published; known are {', '.join(torch_types())}")
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU; not copied."""
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _digest(path: Path, names: Iterable[str]) -> int:
+    """Of tensors as they lie in the file: each rank looks at some of those that all of them wrote."""
+    tensors = map_tensors(str(path))
+    return sum(tensor_digest(name, tensors[name]) for name in names) & _WORD
+
+
+class _Step:
+    """`with step:` runs a part of the work; afterwards all ranks know whether it went well on each of them."""
+
+    def __init__(self, ranks: Ranks, version: int, temporary: Path) -> None:
+        self._ranks, self._version, self._temporary = ranks, version, temporary
+
+    def __enter__(self) -> _Step:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, Exception):
+            return  # the process ends
+        failed = self._ranks.added_up([int(error is not None)])[0]
+        if not failed:
+            return
+        if self._ranks.rank == 0:
+            self._temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, WeightsNotWritten):
+            raise WeightsNotWritten(self._told(error)) from error
+        if error is None:
+            raise WeightsNotWritten(f"version {self._version} of the weights: {failed} other ranks could not write it")
+
+    def refuse(self, broken: Sequence[str]) -> None:
+        """Numbers that are not finite, here or elsewhere, end it on all ranks."""
+        found = self._ranks.added_up([len(broken)])[0]
+        if found:
+            if self._ranks.rank == 0:
+                self._temporary.unlink(missing_ok=True)
+            raise FloatingPointError(
+                f"weights of version {self._version} are not finite ({found} tensors"
+                f"{f', the first {broken[0]}' if broken else ', on other ranks'}): the training has diverged. "
+                "Lower the learning rate or look at the loss, and go on from a checkpoint"
+            )
+
+    def _told(self, error: OSError) -> str:
+        where = self._temporary.parent
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return (
+                f"no room for version {self._version} of the weights in {where}: {error}; free some or choose another"
+            )
+        return f"version {self._version} of the weights cannot be written to {where}: {error}"
