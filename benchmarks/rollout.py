@@ -6,6 +6,8 @@
 ratio    what the `torch` engine reported while it sampled against what the training ranks compute of the same tokens:
          |ratio - 1|, largest over temperatures, models, layouts and cuts into micro-batches
 vllm     the same for vLLM in float32, as a difference of log-probs; only where vLLM is installed (`streamrl[cpu]`)
+router   decisions per second, evenness, slot use against an oracle, a server killed under load, a storm of disturbances
+         (benchmarks/router.py)
 parity   the suites that compare every algorithm with a float64 reference of its own, and every layout of ranks with
          plain PyTorch: how many comparisons, and how many fail
 """
@@ -25,8 +27,9 @@ from subprocess import run
 import numpy as np
 
 from benchmarks.bars import Bar, report
+from benchmarks.router import router
 
-PARTS = ("ratio", "vllm", "parity")
+PARTS = ("ratio", "vllm", "router", "parity")
 CALCULATOR = "examples/calculator/model"
 TEMPERATURES = (0.7, 1.0, 1.3)
 SUITES = {
@@ -96,7 +99,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one (may be repeated)")
     options = parser.parse_args()
-    parts = {"ratio": ratio, "vllm": vllm, "parity": parity}
+    parts = {"ratio": ratio, "vllm": vllm, "router": router, "parity": parity}
     bars = [bar for name in options.part or PARTS for bar in parts[name]()]
     return report(bars, options.json)
 

@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 ANSWER_SECONDS = 1.0
 """A beat waits so long for loads and workers; who answers later counts in the next one."""
-SILENT_SECONDS = 15.0
-"""A server that has told no load for so long is taken out. Loading weights may hold up an answer for seconds."""
+SILENT_SECONDS = 60.0
+"""A server that has told no load for so long is taken out. Loading large weights may hold up an answer; one that hangs
+with requests is found sooner, by their own heartbeats (agent_loop/llm/beats.py)."""
 DRAIN_SECONDS = 60.0
 """For the requests of a drained server to end; then they are moved, with their tokens."""
 MOVE_SECONDS = 30.0

@@ -193,10 +193,9 @@ def test_a_server_that_hangs_is_taken_out_and_holds_up_no_beat() -> None:
     async def test() -> None:
         world.servers["server-1"].load = hang
         heard = len(world.listeners["agent-0"].news)
-        await asyncio.sleep(20)
-        assert len(world.listeners["agent-0"].news) - heard >= 9
+        await asyncio.sleep(SILENT_SECONDS + 4)
+        assert len(world.listeners["agent-0"].news) - heard >= SILENT_SECONDS / 2
         assert "no load" in world.listeners["agent-0"].news[-1].out["server-1"]
-        assert SILENT_SECONDS < 20
 
     world.run(test())
 
