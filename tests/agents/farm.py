@@ -93,12 +93,14 @@ class AtOnce(ThreadPoolExecutor):
 
 
 @asynccontextmanager
-async def farm(*turns: str, seconds: float = 0.1, server: FakeServer | None = None) -> AsyncIterator[Farm]:
-    """Partition "train" is open; workers that still run at the end are ended with it."""
+async def farm(
+    *turns: str, seconds: float = 0.1, server: FakeServer | None = None, poison: int = 100
+) -> AsyncIterator[Farm]:
+    """Partition "train" is open; workers that still run at the end are ended with it. `poison`: as in `Patience`; every
+    prompt here is the same one unless told otherwise, and where servers are killed it dies often by chance."""
     asyncio.get_running_loop().set_default_executor(AtOnce())
     server = server or FakeServer(says(*(turns or (CALL, "= 391"))), seconds=seconds, version=3)
-    patience = Patience(healthy=20.0, poison=100)  # every prompt here is the same one, and dies often by chance
-    llm = RoutedClient({"llm-0": server}, patience=patience)
+    llm = RoutedClient({"llm-0": server}, patience=Patience(healthy=20.0, poison=poison))
     async with LocalQueue(unit_budget_bytes=64 << 20, segment_bytes=1 << 20) as queue:
         trainer = queue.client("trainer")
         await trainer.open_partition("train", tasks=TASKS)

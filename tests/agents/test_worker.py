@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent_loop.group import MAX_ATTEMPTS
+from agent_loop.llm.protocol import SamplingParams, ServerDied
 from agent_loop.loop import AGENT_LOOPS, AgentContext
 from agent_loop.plugins import PluginError
 from agent_loop.trajectory import Trajectory
@@ -181,6 +182,28 @@ def test_a_failing_session_fails_its_group_with_the_reason_and_the_run_goes_on()
             assert (groups["bad"].state, groups["good"].state) == ("dropped", "ready")
             assert "LookupError: the agent lost its way" in groups["bad"].reason
             assert worker.counts["sessions_failed"] == 1
+
+    run_virtual(main())
+
+
+def test_a_prompt_that_kills_its_servers_fails_its_group_by_name_and_is_not_tried_again() -> None:
+    def script(prompt_ids: list[int], sampling: SamplingParams) -> list[int] | ServerDied:
+        deadly = "kill" in CHAT.decode(prompt_ids)
+        return ServerDied("CUDA error: illegal memory access") if deadly else says("= 391")(prompt_ids, sampling)
+
+    async def main() -> None:
+        server = FakeServer(script, seconds=1.0)
+        async with farm(server=server, poison=3) as f:
+            await f.admit(["bad"], n=4, raw_prompt=[{"role": "user", "content": "kill"}])
+            await f.admit(["good"], n=4)
+            f.start()
+            groups = await f.settled(2)
+            assert (groups["bad"].state, groups["good"].state) == ("dropped", "ready")
+            assert "PoisonRequest: 3 LLM servers died under this request" in groups["bad"].reason
+            assert "illegal memory access" in groups["bad"].reason
+            calls = len(server.calls)
+            await asyncio.sleep(100)
+            assert len(server.calls) == calls
 
     run_virtual(main())
 
