@@ -63,16 +63,19 @@ all of them together. `metrics.jsonl` has everything.
 _VALIDATION = """
 ## Validation
 
-`val-core/<source>/<quantity>/...` for each data source. `<quantity>` is `acc` if the reward returns one, else `reward`,
-the score; with `_greedy` behind it in the greedy pass. Of n answers to each question (`rollout.val_kwargs.n`):
-`mean@n`, `best@n/mean`, and `maj@n/mean` where the reward returns `pred`, the answer it found. Everything else
-(`std@n`, fewer answers than n, worst, other numbers that the reward returned) is `val-aux/...`. best, worst and maj of
-k answers are those of 1000 draws with replacement, with the seed 42: the same draws as verl's.
+`val-core/<source>/<quantity>/...` for each data source. `<quantity>` is `acc` if the reward returns one for every
+answer, else `reward`, the score (a session that failed counts as 0 in both); with `_greedy` behind it in the greedy
+pass. Of n answers to each question (`rollout.val_kwargs.n`): `mean@n`, `best@n/mean`, and `maj@n/mean` where the reward
+returns `pred`, the answer it found. Everything else (`std@n`, fewer answers than n, worst, other numbers that the
+reward returned) is `val-aux/...`. best, worst and maj of k answers are those of 1000 draws with replacement, with the
+seed 42: the same draws as verl's. The table at the end of a run and `summary.json` (`val_*`, `val_quantity`) show the
+mean over all data sources: of `acc`, if all answers have one, else of the score.
 
-In `sync` and `colocate_async` a validation stops training. In `separate_async` it goes on beside it, one at a time (one
-that is due meanwhile is left out, and said), with the weights of its step or with whatever the servers have meanwhile,
-as `trainer.v1.separate_async.validation_weights` says ([async.md](async.md#a-validation-beside-training));
-`val-aux/versions/{min,max}` tell which ones sampled any answer. A resumed run does none again.
+In `sync` and `colocate_async`, and in deterministic mode, a validation stops training. Otherwise, in `separate_async`,
+it goes on beside it, one at a time (one that is due meanwhile is left out, and said), with the weights of its step or
+with whatever the servers have meanwhile, as `trainer.v1.separate_async.validation_weights` says
+([async.md](async.md#a-validation-beside-training)); `val-aux/versions/{min,max}` tell which ones sampled any answer. A
+resumed run does none again.
 """
 
 

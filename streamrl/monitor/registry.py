@@ -81,7 +81,18 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("actor/lr", "", "Learning rate of the last optimizer step."),
     _step("actor/optimizer_steps", "", "Optimizer steps in this step.", ""),
     _step("actor/steps_not_finite", "", "Optimizer steps left out, as their gradient or loss was not finite.", ""),
-    _step("actor/seconds/<stage>", "seconds", "Stages within the update: forward, backward, optimizer.", ""),
+    _step(
+        "actor/seconds/{read,record,prepare,compute}",
+        "seconds",
+        "Of timing_s/update_actor: reading rows, keeping them for a replay, making batches of them, computing.",
+        "",
+    ),
+    _step(
+        "actor/computed/tokens",
+        "tokens",
+        "Prompt and response tokens that the update computed: without rows whose advantage is 0, once per epoch.",
+        "",
+    ),
     _step("actor/<loss>/<figure>", "", "Figures of one policy loss beyond the common ones."),
     # Lengths, tokens, turns.
     _step("{prompt_length,response_length}/{mean,max,min,clip_ratio}", "tokens", "Lengths of the rows trained."),
@@ -105,7 +116,7 @@ STEP_TABLE: tuple[Metric, ...] = (
         "ratio",
         "Mean tokens of a session trained over that of all sessions, since the start; below 1 long answers are lost. "
         "The length of one that was cancelled is censored, it would have been longer: the mean of all is that of the "
-        "Kaplan-Meier estimate.",
+        "Kaplan-Meier estimate, which knows of none longer than the longest that was told.",
         "",
     ),
     _step("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "Tokens of an update per rank, as balanced."),
@@ -146,7 +157,7 @@ STEP_TABLE: tuple[Metric, ...] = (
         "{val-core,val-aux}/<data_source>/<quantity>/{mean,std}@<n>",
         "",
         "Validation, e.g. val-core/calculator/reward/mean@1: over all n answers; in the greedy pass the quantity is "
-        "reward_greedy. val-core is acc where the reward gives it, else reward.",
+        "reward_greedy. val-core is acc where every answer has one, else reward.",
     ),
     _step(
         "{val-core,val-aux}/<data_source>/<quantity>/{best,worst,maj}@<n>/{mean,std}",
@@ -154,6 +165,7 @@ STEP_TABLE: tuple[Metric, ...] = (
         "The best, the worst and the most frequent of n answers, by 1000 seeded draws from all.",
     ),
     _step("val-aux/mean/<mode>", "score", "Mean score over all data sources: sampled, greedy.", ""),
+    _step("val-aux/mean/<mode>/acc", "share", "Of acc, where every answer has one; summary.json tells it then.", ""),
     _step("val-aux/versions/{min,max}", "versions", "Oldest and newest weights that sampled any answer.", ""),
     _step(f"val-aux/num_turns/{_STATS}", "turns", "Turns in validation."),
     # Time.

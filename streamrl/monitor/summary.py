@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ class Groups(msgspec.Struct, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What became of a run. Accuracies are None where no validation ran; seconds are None-free.
+    """What became of a run. `val_*` are None where no validation ran; seconds are None-free.
 
     The losses and the busy time of training add up to `measured_seconds`, the time of the steps.
     """
@@ -64,6 +64,8 @@ class Summary(msgspec.Struct, kw_only=True):
     val_sampled_after: float | None = None
     val_greedy_before: float | None = None
     val_greedy_after: float | None = None
+    val_quantity: Literal["score", "acc"] = "score"
+    """What `val_*` are the means of, over all data sources: acc, if every answer of all of them has one."""
     overlap_efficiency: float = 0.0
     overlap_efficiency_steady: float = 0.0
     measured_seconds: float = 0.0
@@ -76,6 +78,15 @@ class Summary(msgspec.Struct, kw_only=True):
     groups: Groups = msgspec.field(default_factory=Groups)
     extra: dict[str, Any] = {}
     """What else a mode wants to tell (mode, seed, restarts)."""
+
+
+def validation_fields(means: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The part of a summary that validations fill. `means`: by label, then `<mode>` the mean score and `<mode>/acc`."""
+    shown = product(("before", "after"), ("sampled", "greedy"))
+    there = [(label, mode) for label, mode in shown if mode in means.get(label, {})]
+    by_acc = bool(there) and all(f"{mode}/acc" in means[label] for label, mode in there)
+    values = {f"val_{mode}_{label}": means[label][f"{mode}/acc" if by_acc else mode] for label, mode in there}
+    return values | {"val_quantity": "acc" if by_acc else "score"}
 
 
 def write_summary(run_dir: Path | str, summary: Summary) -> Path:
@@ -115,7 +126,7 @@ def render_summary(summary: Summary, run_dir: Path | str) -> list[RenderableType
         ("greedy", summary.val_greedy_before, summary.val_greedy_after),
     )
     if validated := [each for each in passes if each[1:] != (None, None)]:
-        parts.append(_validation(validated))
+        parts.append(_validation(validated, summary.val_quantity))
     if summary.measured_seconds > 0:
         steady = f"{summary.overlap_efficiency:.2f}, steady {summary.overlap_efficiency_steady:.2f}"
         parts += [_time(summary), Text(f"overlap efficiency {steady} (bound / measured step time)")]
@@ -133,8 +144,8 @@ def print_summary(summary: Summary, run_dir: Path | str, console: Console | None
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _validation(passes: Sequence[tuple[str, float | None, float | None]]) -> Table:
-    table = Table("validation accuracy", "before", "after", title_justify="left")
+def _validation(passes: Sequence[tuple[str, float | None, float | None]], quantity: str) -> Table:
+    table = Table(f"validation, mean {quantity}", "before", "after", title_justify="left")
     for name, before, after in passes:
         table.add_row(name, _share(before), _share(after))
     return table

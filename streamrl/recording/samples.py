@@ -1,6 +1,6 @@
 """What the model said, for people: one jsonl per step, in verl's form.
 
-<directory>/12.jsonl    input, output, gts, score, step, uid, num_turns, and what else the reward returned
+<directory>/12.jsonl    input, output, gts, score, step, uid, num_turns, data_source, and what else the reward returned
 
 A rank reads the rows and writes the file, whole by a rename, so a step that is done again after a resume replaces what
 was written of it. Of this the trainer sees at most the few answers that are shown on the screen, cut short.
@@ -20,7 +20,7 @@ import numpy as np
 from streamrl.monitor.events import plain
 from transfer_queue.keys import split_row_key
 
-FIELDS = ["input_ids", "reward_model", "reward_extra_info", "num_turns"]
+FIELDS = ["input_ids", "reward_model", "reward_extra_info", "num_turns", "data_source"]
 
 SHOWN = 1000
 """Characters of a question, and of an answer, that are shown: its last ones."""
@@ -73,6 +73,7 @@ def _line(order: SampleOrder, place: int, columns: Mapping[str, Any], index: int
         "step": order.step,
         "uid": split_row_key(order.keys[place]).uid,
         "num_turns": int(columns["num_turns"][index]),
+        "data_source": columns["data_source"][index],
         **order.more[place],
     }
     return own | {name: value for name, value in (columns["reward_extra_info"][index] or {}).items() if name not in own}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from streamrl.monitor.summary import Groups, Status, Summary, write_summary
+from streamrl.monitor.summary import Groups, Status, Summary, validation_fields, write_summary
 from streamrl.recording.replay import replay_trainer
 from streamrl.runtime.failures import explained
 from streamrl.runtime.run_dir import resumable
@@ -50,16 +50,12 @@ class Session:
     async def _summarise(self, status: Status, error: str = "") -> Summary:
         trainer = self.trainer
         overlap = trainer.report.overlap
-        before, after = trainer.validations.means.get("before", {}), trainer.validations.means.get("after", {})
         summary = Summary(
             status=status,
             error=error,
             steps=trainer.step,
             train_seconds=overlap.seconds,
-            val_sampled_before=before.get("sampled"),
-            val_greedy_before=before.get("greedy"),
-            val_sampled_after=after.get("sampled"),
-            val_greedy_after=after.get("greedy"),
+            **validation_fields(trainer.validations.means),
             **overlap.summary_fields(),
             groups=Groups.of(trainer.report.stats) if trainer.report.stats else Groups(),
             extra={"mode": self._parts.config.trainer.v1.trainer_mode, "seed": self._parts.config.trainer.seed},

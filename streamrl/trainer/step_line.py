@@ -17,7 +17,7 @@ from streamrl.workers.step_metrics import LOWS, PEAKS
 
 SUMMED = (
     "actor/optimizer_steps", "actor/steps_not_finite", "critic/optimizer_steps", "critic/steps_not_finite",
-    "data/bytes_read", "data/bytes_written", "rows/trained", "perf/total_num_tokens",
+    "data/bytes_read", "data/bytes_written", "rows/trained", "perf/total_num_tokens", "actor/computed/tokens",
 )  # fmt: skip
 """Metrics of a mini-batch that add up over a step; of `actor/lr` the last one counts; the others are averaged."""
 _OF_TOKENS = ("critic/rewards", "critic/advantages", "critic/returns", "critic/values")
@@ -135,7 +135,7 @@ def merged_updates(updates: list[dict[str, float]]) -> dict[str, float]:
         elif name in LARGEST or name in SMALLEST:
             merged[name] = max(values) if name in LARGEST else min(values)
         else:
-            adds_up = name in SUMMED or name.startswith(("timing_s/", TOKENS_OF_AGE))
+            adds_up = name in SUMMED or name.startswith(("timing_s/", "actor/seconds/", TOKENS_OF_AGE))
             merged[name] = sum(values) if adds_up else sum(values) / len(values)
     return merged | age_percentiles(merged)
 

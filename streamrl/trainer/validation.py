@@ -17,7 +17,7 @@ from agent_loop.session import RESERVED, SEEDED_AS, TELLS_ALL
 from streamrl.config.sections.rollout import ValidationSamplingConfig
 from streamrl.trainer.feeder import PromptSource
 from streamrl.trainer.group_buffer import FIRST_GROUPS, kind_of
-from streamrl.trainer.validation_metrics import GREEDY, SCORE, Answer, Outcomes, Question
+from streamrl.trainer.validation_metrics import FAILED, GREEDY, SCORE, Answer, Outcomes, Question
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
 from transfer_queue.net.messages import Group, GroupSpec, TaskSpec
@@ -75,7 +75,7 @@ class _Round:
                 self.failure = group.reason.removeprefix("failed: ")
                 self.failed += 1
                 self.kinds.add(kind_of(group))
-                self.outcomes.add(asked, {SCORE: 0.0})
+                self.outcomes.add(asked, FAILED)
 
     def check(self) -> None:
         """Raises RuntimeError when the first answers all failed in the same way: so will the others."""

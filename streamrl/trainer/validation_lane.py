@@ -42,7 +42,7 @@ class Validations:
     ) -> None:
         """`beside`: those that are due during training do not stop it."""
         self.means: dict[str, dict[str, float]] = {}
-        """By label (the last one), then mode: the mean score over all data sources."""
+        """By label (the last one): Outcomes.means."""
         self._parts, self._samples, self._report = parts, samples, report
         self._or_stopped, self._beside = or_stopped, beside
         self._done: set[tuple[str, int]] = set()

@@ -22,10 +22,12 @@ SCORE, ACC, PRED = "reward", "acc", "pred"
 """The outcome score; what the reward calls acc, if it does; a number that equal answers share."""
 GREEDY = "greedy"
 OVERALL = "val-aux/mean/"
-"""And the mode: the mean score over all data sources."""
+"""And the mode: the mean score over all data sources; /acc behind it: that of acc, where every answer has one."""
 
 Answer = Mapping[str, float]
-"""Its quantities; one that failed has only a score, 0."""
+"""Its quantities."""
+FAILED: Answer = {SCORE: 0.0}
+"""Of a session that failed: all its quantities count as 0."""
 
 
 class Question(NamedTuple):
@@ -54,8 +56,12 @@ class Outcomes:
         default_factory=lambda: defaultdict(lambda: defaultdict(Counter))
     )
     """By mode and source, quantity, statistic."""
+    _without_acc: set[tuple[str, str]] = field(default_factory=set)
+    """Mode and source of answers to which the reward gave none."""
 
     def add(self, question: Question, answer: Answer) -> None:
+        if answer is not FAILED and ACC not in answer:
+            self._without_acc.add((question.mode, question.source))
         found = self._open[question]
         found.append(answer)
         if len(found) < self.answers[question.mode]:
@@ -69,21 +75,27 @@ class Outcomes:
             self._sums[asked][name].update(statistics(values, predictions))
 
     def means(self) -> dict[str, float]:
-        """Mean score over all data sources, by mode."""
+        """Over all data sources, by mode: the mean score, and as `<mode>/acc` that of acc if every answer has one."""
         found: dict[str, float] = {}
         for mode, n in self.answers.items():
             sources = [asked for asked in self._questions if asked[0] == mode]
-            if sources:
-                total = sum(self._sums[asked][SCORE][f"mean@{n}"] for asked in sources)
-                found[mode] = total / sum(self._questions[asked] for asked in sources)
+            questions = sum(self._questions[asked] for asked in sources)
+            for quantity in (SCORE, ACC) if sources else ():
+                if quantity == SCORE or all(self._core(asked) == ACC for asked in sources):
+                    total = sum(self._sums[asked][quantity][f"mean@{n}"] for asked in sources)
+                    found[mode if quantity == SCORE else f"{mode}/{ACC}"] = total / questions
         return found
 
+    def _core(self, asked: tuple[str, str]) -> str:
+        """The quantity that says how good the answers are."""
+        return ACC if ACC in self._sums[asked] and asked not in self._without_acc else SCORE
+
     def metrics(self) -> dict[str, float]:
-        """val-core/*: mean, best and maj of all N answers, in `acc` if the reward gives one, else in the score.
+        """val-core/*: mean, best and maj of all N answers, in `acc` where every answer has one, else in the score.
         val-aux/*: the rest."""
         metrics: dict[str, float] = {}
         for (mode, source), quantities in self._sums.items():
-            suffix, core = "_greedy" if mode == GREEDY else "", ACC if ACC in quantities else SCORE
+            suffix, core = "_greedy" if mode == GREEDY else "", self._core((mode, source))
             for name, sums in quantities.items():
                 for statistic, total in sums.items():
                     kind, _, size = statistic.partition("@")
@@ -91,7 +103,7 @@ class Outcomes:
                     first = first and int(size.partition("/")[0]) == self.answers[mode]
                     key = f"val-{'core' if first else 'aux'}/{source}/{name}{suffix}/{statistic}"
                     metrics[key] = total / self._questions[mode, source]
-        metrics |= {f"{OVERALL}{mode}": value for mode, value in self.means().items()}
+        metrics |= {f"{OVERALL}{name}": value for name, value in self.means().items()}
         for name, values in (("versions", self.versions), ("num_turns", self.turns)):
             if values:
                 metrics |= {f"val-aux/{name}/min": min(values), f"val-aux/{name}/max": max(values)}

@@ -6,10 +6,18 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from streamrl.monitor.overlap import Overlap, StepRecord
-from streamrl.monitor.summary import Groups, Summary, print_summary, read_summary, write_summary
+from streamrl.monitor.summary import (
+    Groups,
+    Summary,
+    print_summary,
+    read_summary,
+    validation_fields,
+    write_summary,
+)
 from transfer_queue.net.messages import PartitionStats, QueueStats
 
 PROMISED = {
@@ -88,6 +96,24 @@ def test_the_table_shows_validation_time_by_cause_and_the_run_directory(tmp_path
     assert str(tmp_path) in text
 
 
+def test_accuracies_are_told_where_every_validation_has_them_and_scores_where_not() -> None:
+    before, after = {"sampled": -0.2, "sampled/acc": 0.25}, {"sampled": 0.4, "sampled/acc": 0.75}
+    assert validation_fields({"before": before, "during": {"sampled": 0.0}, "after": after}) == {
+        "val_sampled_before": 0.25, "val_sampled_after": 0.75, "val_quantity": "acc",
+    }  # fmt: skip
+    assert validation_fields({"before": {"sampled": -0.2, "greedy": 0.1}, "after": after}) == {
+        "val_sampled_before": -0.2, "val_greedy_before": 0.1, "val_sampled_after": 0.4, "val_quantity": "score",
+    }  # fmt: skip
+    assert validation_fields({}) == {"val_quantity": "score"}
+
+
+def test_the_table_of_validations_is_named_by_what_it_shows(tmp_path: Path) -> None:
+    for quantity in ("score", "acc"):
+        console = Console(record=True, width=120, file=io.StringIO())
+        print_summary(msgspec.structs.replace(summary(), val_quantity=quantity), tmp_path, console)
+        assert f"validation, mean {quantity}" in console.export_text()
+
+
 def test_a_run_without_validation_or_steps_can_be_shown(tmp_path: Path) -> None:
     console = Console(record=True, width=120, file=io.StringIO())
     empty = Summary(status="failed", error="CUDA [error] at step 1", steps=0, train_seconds=0.0)
@@ -95,7 +121,7 @@ def test_a_run_without_validation_or_steps_can_be_shown(tmp_path: Path) -> None:
     print_summary(empty, tmp_path, console)
     text = console.export_text()
     assert "CUDA [error] at step 1" in text
-    assert "validation accuracy" not in text, "no table of nothing"
+    assert "mean score" not in text, "no table of nothing"
     assert "overlap efficiency" not in text, "no step, no times"
 
 

@@ -29,6 +29,7 @@ def columns(texts: list[str]) -> dict[str, object]:
         "reward_model": [{"ground_truth": "42"} for _ in texts],
         "reward_extra_info": [{"pred": np.int64(4), "score": 9.0} for _ in texts],
         "num_turns": np.array([2 for _ in texts]),
+        "data_source": ["sums" for _ in texts],
     }
 
 
@@ -39,7 +40,7 @@ def test_a_step_is_one_file_in_verls_form(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "new/7.jsonl").read_text().splitlines()]
     assert lines[1] == {
         "input": "2+2", "output": "four", "gts": "42", "score": 1.0, "step": 7, "uid": "a", "num_turns": 2,
-        "mode": "greedy", "pred": 4,
+        "data_source": "sums", "mode": "greedy", "pred": 4,
     }  # fmt: skip
     assert len(lines) == 2
 

@@ -8,8 +8,11 @@ from streamrl.trainer.step_line import SampledTokens, age_percentiles, evicted, 
 def test_metrics_of_several_updates_add_up_or_are_averaged_and_extremes_stay_extremes():
     first = {"rows/trained": 8.0, "timing_s/update_actor": 1.0, "actor/lr": 2e-3, "actor/entropy": 1.0}
     second = {"rows/trained": 8.0, "timing_s/update_actor": 3.0, "actor/lr": 1e-3, "actor/entropy": 3.0}
+    first |= {"actor/seconds/compute": 0.5, "actor/computed/tokens": 70.0}
+    second |= {"actor/seconds/compute": 1.5, "actor/computed/tokens": 30.0}
     assert merged_updates([first, second]) == {
         "rows/trained": 16.0, "timing_s/update_actor": 4.0, "actor/lr": 1e-3, "actor/entropy": 2.0,
+        "actor/seconds/compute": 2.0, "actor/computed/tokens": 100.0,
     }  # fmt: skip
     high, low = "rollout_corr/log_ppl_diff_max", "rollout_corr/log_ppl_diff_min"
     assert merged_updates([{high: 0.5, low: -0.1}, {high: 0.25, low: -0.5}]) == {high: 0.5, low: -0.5}

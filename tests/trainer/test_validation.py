@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from streamrl.data import PromptDataset
 from streamrl.monitor.registry import check_step_metrics
 from streamrl.trainer.validation import PARTITION, Validator, answer_of
 from streamrl.trainer.validation_lane import ValidationLane
-from streamrl.trainer.validation_metrics import Outcomes, Question, statistics
+from streamrl.trainer.validation_metrics import FAILED, Answer, Outcomes, Question, statistics
 from transfer_queue.local import LocalQueue
 from transfer_queue.net.messages import Group, Row
 
@@ -62,7 +63,7 @@ async def test_a_validation_asks_as_val_kwargs_say(sampling: dict[str, Any], exp
     assert await asked(ValidationSamplingConfig(**sampling)) == expected
 
 
-def outcomes(answers: dict[Question, list[dict[str, float]]], **n: int) -> Outcomes:
+def outcomes(answers: Mapping[Question, Sequence[Answer]], **n: int) -> Outcomes:
     found = Outcomes(n)
     for question, given in answers.items():
         for answer in given:
@@ -89,7 +90,7 @@ def test_the_name_of_a_mean_says_over_how_many_answers_it_is():
 def test_each_data_source_has_its_means_and_acc_stands_before_the_score():
     given = {
         Question("sampled", "openai/gsm8k", 0): [{"reward": 0.9, "acc": 1.0, "format": 1.0}],
-        Question("sampled", "openai/gsm8k", 1): [{"reward": 0.0}],  # failed
+        Question("sampled", "openai/gsm8k", 1): [FAILED],
         Question("sampled", "math", 2): [{"reward": 0.5}],
     }
     metrics = outcomes(given, sampled=1).metrics()
@@ -99,6 +100,20 @@ def test_each_data_source_has_its_means_and_acc_stands_before_the_score():
         "val-aux/openai/gsm8k/format/mean@1": 0.5, "val-core/math/reward/mean@1": 0.5,
         "val-aux/mean/sampled": pytest.approx(1.4 / 3),
     }  # fmt: skip
+
+
+def test_the_mean_of_a_validation_is_that_of_acc_where_every_answer_that_came_has_one():
+    right, wrong = {"reward": 0.3, "acc": 1.0}, {"reward": -0.2, "acc": 0.0}
+    asked = [Question("sampled", source, place) for source in ("a", "b") for place in range(2)]
+    given = {question: [answer] for question, answer in zip(asked, (right, wrong, right, FAILED), strict=True)}
+    found = outcomes(given, sampled=1)
+    check_step_metrics(found.metrics())
+    assert found.means() == {"sampled": pytest.approx(0.1), "sampled/acc": 0.5}
+    given[asked[1]] = [{"reward": 1.0}]
+    partly = outcomes(given, sampled=1)
+    assert set(partly.means()) == {"sampled"}
+    assert "val-core/a/reward/mean@1" in partly.metrics(), "an acc that an answer lacks is that of others"
+    assert "val-core/b/acc/mean@1" in partly.metrics()
 
 
 def by_hand(values: tuple[float, ...], predictions: tuple[int, ...], k: int) -> dict[str, float]:
