@@ -22,6 +22,7 @@ from streamrl.monitor.terminal import TerminalView
 from streamrl.runtime.failures import explained, last_line, where_to_look
 from streamrl.runtime.interrupts import INTERRUPTS
 from streamrl.runtime.run_dir import RunDirectory, resumable
+from streamrl.runtime.unsaved import give_up_unsaved
 
 if TYPE_CHECKING:
     from streamrl.runtime.session import Session
@@ -36,6 +37,8 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
     if run.note:
         console.print(f"note: {run.note}", soft_wrap=True, markup=False)
     console.print(f"{'resuming' if run.resumed else 'run directory:'} {run.path}", soft_wrap=True)
+    if run.resumed and (undone := give_up_unsaved(run)):
+        console.print(f"note: {undone}", soft_wrap=True, markup=False)
     if config.runtime != "local":
         console.print(
             "starting: Ray, then the queue, the ranks and the servers, each told as it comes up", soft_wrap=True

@@ -7,7 +7,6 @@ The same loop, queue, agents and engines as under Ray; only the shells are missi
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
 from streamrl.trainer.parts import Agents, Parts, Servers
-from streamrl.weight_sync.shared_memory import make_private
+from streamrl.weight_sync.leftovers import weights_home
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import QueueError
 from transfer_queue.local import LocalQueue
@@ -43,9 +42,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         events = stack.enter_context(EventLog(run.path / "events", "trainer", clock=clock))
         events.state("run", "starting")
         train_data, val_data = train_dataset(config), val_dataset(config)
-        weights = settings.weights_dir(run)
-        make_private(weights)
-        stack.callback(shutil.rmtree, weights, ignore_errors=True)
+        weights = stack.enter_context(weights_home(settings.weights_dir(run), run.path))
         local = await stack.enter_async_context(_start_queue(config, run))
         queue = local.client("trainer")
         recording = open_recording(config)

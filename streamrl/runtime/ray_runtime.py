@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -35,7 +34,7 @@ from streamrl.runtime.servers import ENDPOINT_FILE, KEY_FILE
 from streamrl.single_controller import RayWorkerGroup, Role
 from streamrl.single_controller.roles import nodes_of_ray
 from streamrl.trainer.parts import Agents, Parts, Servers
-from streamrl.weight_sync.shared_memory import make_private
+from streamrl.weight_sync.leftovers import weights_home
 from transfer_queue.client import QueueClient
 from transfer_queue.cluster import RayQueue
 from transfer_queue.errors import QueueError
@@ -51,9 +50,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
         events = stack.enter_context(EventLog(run.path / "events", "trainer"))
         events.state("run", "starting")
         train_data, val_data = train_dataset(config), val_dataset(config)
-        weights = settings.weights_dir(run)
-        make_private(weights)
-        stack.callback(shutil.rmtree, weights, ignore_errors=True)
+        weights = stack.enter_context(weights_home(settings.weights_dir(run), run.path))
         address = await _start_queue(config, run, stack)
         events.state("part", "the queue stands")
         queue = await QueueClient.connect(address, name="trainer")

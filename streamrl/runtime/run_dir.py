@@ -84,7 +84,8 @@ class RunDirectory:
 
     def adopt(self, resolved: str) -> None:
         """The configuration with which the run goes on from now on, where it differs; the one before stays beside it
-        as config.1.yaml, config.2.yaml, ..."""
+        as config.1.yaml, config.2.yaml, ... A summary of how it ended before is one no more."""
+        self.summary.unlink(missing_ok=True)
         current = self.path / "config.yaml"
         if _text(current) == resolved:
             return
@@ -218,7 +219,7 @@ def _point_latest(runs_dir: Path, name: str) -> None:
 
 def _has_trained(batches: Path) -> bool:
     try:
-        return batches.stat().st_size > 0
+        return b'"uids"' in batches.read_bytes()
     except OSError:
         return False
 

@@ -22,7 +22,8 @@ from rich.table import Table
 from streamrl.errors import DamagedFileError
 from streamrl.monitor.metrics_log import read_metrics
 from streamrl.runtime.run_dir import RunDirectory, status_of
-from streamrl.runtime.settings import weights_dir
+from streamrl.runtime.settings import SHARED, weights_dir
+from streamrl.weight_sync.leftovers import remove_leftovers
 from transfer_queue.storage.leftovers import PREFIX
 
 MIB = 1 << 20
@@ -62,12 +63,17 @@ def clean(run: Run) -> bool:
     if lock is None:
         return False
     try:
-        for home in run.held:
-            if not _is_held(home / "lock"):
-                shutil.rmtree(home, ignore_errors=True)
+        free_held(run.path)
     finally:
         os.close(lock)
     return True
+
+
+def free_held(path: Path) -> None:
+    """What the run in this directory holds elsewhere, if no living process has it."""
+    for home in _homes(path):
+        if not _is_held(home / "lock"):
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def delete(run: Run) -> bool:
@@ -122,6 +128,8 @@ def main(argv: Sequence[str]) -> int:
         places = ", ".join(map(str, run.held))
         done = "freed" if clean(run) else "left, it runs again:"
         console.print(f"{run.path.name}: {done} {run.nbytes / MIB:.1f} MiB in {places}", soft_wrap=True, markup=False)
+    for home in remove_leftovers(SHARED) if options.clean else ():
+        console.print(f"freed {home}, of a run whose directory is gone", soft_wrap=True, markup=False)
     return 0
 
 
@@ -140,13 +148,13 @@ def _look_at(path: Path) -> Run:
     with suppress(DamagedFileError):
         for line in read_metrics(path):
             steps = line["step"]
-    held = {
-        home: _bytes_in(home)
-        for home in (_storage(path), weights_dir(RunDirectory(path, True)))
-        if home and home.is_dir()
-    }
+    held = {home: _bytes_in(home) for home in _homes(path)}
     saved = any(path.glob("checkpoints/*/manifest.json"))
     return Run(path, "running" if running else status_of(path), steps, held, saved)
+
+
+def _homes(path: Path) -> list[Path]:
+    return [home for home in (_storage(path), weights_dir(RunDirectory(path, True))) if home and home.is_dir()]
 
 
 def _storage(path: Path) -> Path | None:

@@ -14,6 +14,7 @@ from streamrl.config import StreamRLConfig
 from streamrl.recording.record import DIRECTORY
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, ResourcePoolManager, Role
+from streamrl.weight_sync.leftovers import PREFIX
 
 if TYPE_CHECKING:
     from streamrl.rollout.replica import RolloutServerConfig
@@ -22,11 +23,13 @@ RANK_START_SECONDS = 180.0
 """Ranks import torch and load the model; on a busy machine of two cores that takes a while."""
 
 
+SHARED = Path("/dev/shm")
+
+
 def weights_dir(run: RunDirectory) -> Path:
     """Where weight versions pass from the trainer to the servers: in shared memory, named after the run."""
-    shared = Path("/dev/shm")
-    root = shared if shared.is_dir() else run.path
-    return root / f"streamrl-weights-{run.path.name}-{run.path.stat().st_ino}"
+    root = SHARED if SHARED.is_dir() else run.path
+    return root / f"{PREFIX}{run.path.name}-{run.path.stat().st_ino}"
 
 
 def resource_pools(config: StreamRLConfig) -> ResourcePoolManager:

@@ -1,10 +1,12 @@
 """The trainer's own account of what it trained: `batches.jsonl`, one line per step, judged apart from the queue.
 
-A resume writes a line {"resume": k}: earlier lines of steps above k were undone by it. A line {"committed": k} says
-that the queue was told to give up what was trained up to step k.
+A start writes a line {"resume": k}, 0 for a new run: earlier lines of steps above k were undone by it. A line
+{"committed": k} says that the queue was told to give up what was trained up to step k; it is "unsaved" where no
+checkpoint of that step stands for it (trainer.save_freq=-1).
 
 Each start of the trainer is a lineage, and each step names the one in which it was trained. So weights are known by
-(lineage, step): a checkpoint of a step that a resume has undone, or of another run, is told from the one that counts.
+(lineage, step): a checkpoint of a step that a resume has undone, or of another run, is told from the one that counts;
+and so is a queue (queue_lineage.py).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class TrainedStep:
 
 
 class _Line(msgspec.Struct):
-    """One line: a trained step, or one of the two others."""
+    """One line: a trained step, a start, or what was given up."""
 
     step: int | None = None
     uids: list[str] = []
@@ -39,6 +41,7 @@ class _Line(msgspec.Struct):
     lineage: str = ""
     resume: int | None = None
     committed: int | None = None
+    unsaved: bool = False
 
 
 class BatchLog:
@@ -50,15 +53,19 @@ class BatchLog:
         cut_torn_line(path)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def resumed(self, step: int) -> None:
-        self._write({"resume": step})
+    def begins(self, step: int) -> None:
+        """The run goes on from `step` (0: from its beginning), in this lineage. On the disk when it returns."""
+        self._write({"resume": step, "lineage": self.lineage})
+        os.fsync(self._file)
 
     def trained(self, step: int, uids: list[str], orders: list[int]) -> None:
         self._write({"step": step, "uids": uids, "orders": orders, "lineage": self.lineage})
 
-    def committed(self, step: int) -> None:
-        """The rows trained up to `step` are about to be given up: from here on only its checkpoint can go on."""
-        self._write({"committed": step})
+    def committed(self, step: int, *, saved: bool = True) -> None:
+        """The rows trained up to `step` are about to be given up: from here on only its checkpoint can go on, or, where
+        none is `saved`, an earlier one with a queue that begins anew."""
+        line: dict[str, object] = {"committed": step}
+        self._write(line if saved else line | {"unsaved": True})
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -68,9 +75,21 @@ class BatchLog:
         append_line(self._file, json.dumps(record).encode() + b"\n", self._path)
 
 
-def last_committed(path: Path) -> int:
-    """The highest step whose rows were given up; 0 if none were."""
-    return max((line.committed for line in _lines(path) if line.committed is not None), default=0)
+def last_committed(path: Path, *, unsaved: bool = False) -> int:
+    """The highest step that counts whose rows were given up for its checkpoint, or (`unsaved`) without one as well; 0
+    if none were."""
+    last = 0
+    for line in _lines(path):
+        if line.resume is not None:
+            last = min(last, line.resume)
+        elif line.committed is not None and (unsaved or not line.unsaved):
+            last = max(last, line.committed)
+    return last
+
+
+def lineages(path: Path) -> set[str]:
+    """All lives of the run that the log knows."""
+    return {line.lineage for line in _lines(path) if line.lineage}
 
 
 def other_lineage(path: Path, step: int, lineage: str) -> str:

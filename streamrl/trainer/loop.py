@@ -28,6 +28,7 @@ from streamrl.trainer.checkpoint import TrainerState
 from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.queue_cut import QueueCut
+from streamrl.trainer.queue_lineage import check_lineage, claim
 from streamrl.trainer.replay_buffer import LeasedBatch, ReplayBuffer
 from streamrl.trainer.report import Reporter
 from streamrl.trainer.samples import Samples
@@ -257,7 +258,7 @@ class Trainer(ABC):
                 self._batch_log.trained(step, [g.uid for g in groups], [g.order for g in groups])
                 await self.buffer.trained(batches, step, self._in_service)
                 if self.config.trainer.save_freq <= 0:  # without checkpoints an ack is final at once
-                    self._batch_log.committed(step)
+                    self._batch_log.committed(step, saved=False)
                     await self.parts.queue.commit_step(PARTITION, step)
                 rows = self.report.trained(groups, self.version)
                 self.step = step
@@ -307,9 +308,10 @@ class Trainer(ABC):
     async def _open(self) -> None:
         queue = self.parts.queue
         tasks = [TASKS[0], SCORED] if self.config.distillation.on_servers else TASKS
+        state = await self.saver.restore() if self.parts.run.resumed else TrainerState(0, 0)
         self._credit = self.buffer.credit = self.max_outstanding
         await queue.open_partition(PARTITION, tasks=tasks, max_groups=self._credit)
-        state = await self.saver.restore() if self.parts.run.resumed else TrainerState(0, 0)
+        await check_lineage(queue, PARTITION, self.parts.run.batches, directory=self.parts.run.queue)
         self.step = state.step
         restored = await queue.open_trainer(
             PARTITION, self.step, repeats=self.repeats, version=self.version, columns=self._computed_columns()
@@ -320,6 +322,8 @@ class Trainer(ABC):
         self.parts.events.state("part", "the servers have the first weights")
         if self.parts.run.resumed:
             await self._go_on(state, restored.next_order)
+        self.saver.goes_on()
+        await claim(queue, PARTITION, self._batch_log.lineage)
         await self.buffer.start(self.version)
         await self.validations.open(self.step, state.validation)
         self.report.opened(self.step)
@@ -376,7 +380,12 @@ class Trainer(ABC):
         return every > 0 and self.step % every == 0
 
     async def _or_stopped(self, work: Awaitable[T]) -> T:
-        """`work`, or Stopped as soon as `stop` is set."""
+        """`work`, or Stopped as soon as `stop` is set; at once if it is, also where nothing would have to be waited
+        for."""
+        if self.stop.is_set():
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise Stopped
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self.stop.wait())
         try:

@@ -28,6 +28,7 @@ from streamrl.trainer.checkpoint import REMEDY, CheckpointError, CheckpointStore
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.queue_cut import Cut, QueueCut
 from streamrl.trainer.report import Reporter
+from streamrl.trainer.resume_checks import unlike
 from transfer_queue.checkpoint import GroupsCopy
 
 log = logging.getLogger(__name__)
@@ -161,22 +162,30 @@ class Saver:
                 f"{self.store.directory} has no checkpoint of step {committed} or later, and the rows of those "
                 "steps were given up; bring it back from a copy, or start anew with trainer.resume_mode=disable"
             )
+        path = self.store.path(steps[-1]) if steps else run.path
         if steps:
             state = await self.store.verified(steps[-1])
-            path = self.store.path(state.step)
             if other := other_lineage(run.batches, state.step, state.lineage):
                 raise CheckpointError(
                     f"checkpoint {path} is of lineage {state.lineage}, and {run.batches} knows step {state.step} as of "
                     f"lineage {other}: it is of another run, or of steps that a resume has undone. {REMEDY}"
                 )
+        if differs := unlike(path / "config.yaml", self._parts.config):
+            raise CheckpointError(f"{path} cannot be continued like this: {differs}")
+        if steps:
             await self._load(path)
             if state.kl:
                 self._kl.load(state.kl)
         self.saved_step = state.step
-        self._batch_log.resumed(state.step)
-        run.adopt(to_yaml(self._parts.config))
         log.info("resuming %s at step %d", run.path, state.step)
         return state
+
+    def goes_on(self) -> None:
+        """Nothing is in the way of a resume any more: steps after its checkpoint are undone, the run is of this
+        configuration from here on, and how it ended before counts no more."""
+        self._batch_log.begins(self.saved_step)
+        if self._parts.run.resumed:
+            self._parts.run.adopt(to_yaml(self._parts.config))
 
     async def restore_rows(self, version: int | None) -> list[str]:
         """Finished groups of the checkpoint that was restored come back to a queue that lacks them; see QueueCut."""

@@ -2,9 +2,9 @@
 
     <parent>/streamrl-weights-<run>/lock, owner (the run's directory), versions
 
-A run removes its own when it ends. One that was killed leaves it in shared memory; its next start finds it there. Where
-there will be none, since the run's directory is gone too (deleted, or moved), the next start of any run of the same user
-removes it, and so does `streamrl runs --clean`.
+A run removes its own when it ends. One that was killed leaves it in shared memory, and its next start finds it there.
+Where there will be none, since the run's directory is gone too (deleted, or moved), the next start of any run of the
+same user removes it, and so does `streamrl runs --clean`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LOCK_WAIT = 20.0
 
 @contextmanager
 def weights_home(directory: Path, run: Path) -> Iterator[Path]:
-    """`directory` for the weights of `run`, held and removed by this process. Raises WeightsNotPrivate, and UserError if
-    another process still has it."""
+    """`directory` for the weights of `run`, held and removed by this process. Raises WeightsNotPrivate, and UserError
+    if another process still has it."""
     remove_leftovers(directory.parent)
     make_private(directory)
     try:

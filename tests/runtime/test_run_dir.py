@@ -101,7 +101,7 @@ def test_latest_goes_back_to_the_run_before_if_a_start_ends_before_its_first_ste
     second.give_latest_back()
     assert latest(tmp_path) == first.path
     third = start(tmp_path, mode="disable")
-    third.batches.write_text("{}\n")
+    third.batches.write_text('{"step": 1, "uids": [], "orders": []}\n')
     third.give_latest_back()
     assert latest(tmp_path) == third.path
 

@@ -5,17 +5,31 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import DamagedFileError
-from streamrl.trainer.batch_log import BatchLog, last_committed, read_batch_log
+from streamrl.trainer.batch_log import BatchLog, last_committed, lineages, read_batch_log
 
 
 def test_what_a_resume_undid_does_not_count(tmp_path: Path) -> None:
     log = BatchLog(tmp_path / "batches.jsonl")
     for step in (1, 2, 3):
         log.trained(step, [f"u{step}"], [step])
-    log.resumed(1)
+    log.begins(1)
     log.trained(2, ["u9"], [9])
     log.close()
     assert [(s.step, s.uids) for s in read_batch_log(tmp_path / "batches.jsonl")] == [(1, ["u1"]), (2, ["u9"])]
+
+
+def test_what_was_given_up_without_a_checkpoint_is_told_apart_and_undone_by_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "batches.jsonl"
+    log = BatchLog(path)
+    log.committed(4)
+    log.committed(6, saved=False)
+    assert (last_committed(path), last_committed(path, unsaved=True)) == (4, 6)
+    log.begins(4)
+    assert (last_committed(path), last_committed(path, unsaved=True)) == (4, 4)
+    log.begins(0)
+    assert last_committed(path, unsaved=True) == 0
+    assert lineages(path) == {log.lineage}
+    log.close()
 
 
 def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:

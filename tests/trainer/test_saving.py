@@ -234,7 +234,12 @@ async def test_a_resume_with_other_values_is_on_record(tmp_path: Path) -> None:
     before = (run / "config.yaml").read_text()
     made = Made(tmp_path, "trainer.save_freq=1", "trainer.n_gpus_per_node=3")
     assert made.run.path == run, "another number of ranks goes on with the run"
+    made.run.summary.write_text('{"status": "finished"}')
     await made.saver.restore()
+    assert (run / "config.yaml").read_text() == before, "nothing is changed until all of it has worked"
+    assert made.run.summary.exists()
+    made.saver.goes_on()
     assert "n_gpus_per_node: 3" in (run / "config.yaml").read_text()
     assert (run / "config.1.yaml").read_text() == before
+    assert not made.run.summary.exists(), "the run that goes on has not ended"
     made.close()
