@@ -142,3 +142,13 @@ async def test_an_engine_that_died_takes_its_process_with_it_and_is_started_agai
 async def test_a_server_that_cannot_start_says_why(cluster: None) -> None:
     with pytest.raises(ValueError, match=r"config\.json"):
         await start_ray_servers({"s": RolloutServerConfig("torch", "/nowhere")})
+
+
+async def test_a_pinned_server_does_not_look_for_newer_weights(served: Served) -> None:
+    server = served.server
+    before = (await server.load()).weight_version
+    await server.keep_weights(True)
+    newest = served.publish()
+    assert (await server.load()).weight_version == before
+    await server.keep_weights(False)
+    assert (await server.load()).weight_version == newest.version
