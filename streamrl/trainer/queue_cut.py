@@ -5,8 +5,8 @@
 
 The queue loses nothing when processes die, so a resume on the same machine finds these groups in it and leaves them
 alone. The rows here are for where it has lost them: with a node, its memory, the journal, or because the checkpoint
-was copied to another run directory. The copy is made while nothing is trained: so the cut is exact, whatever is
-trained or dropped while it is written.
+was copied to another run directory. Nothing of the cut is dropped or acked before it is copied: so it is exact,
+whatever is trained while it is written.
 """
 
 from __future__ import annotations

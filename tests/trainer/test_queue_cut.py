@@ -133,6 +133,7 @@ async def test_a_cut_is_as_it_was_after_the_step_whatever_happens_while_it_is_wr
     made.ranks.may_write.clear()
     made.train(1)
     await made.saver.save(1, {})
+    await made.saver.copied()
     await client.drop(P, ["g0"], "stale")
     leased = await client.lease(P, "train", uids=["g1"])
     await client.put(P, ["g1_0_0"], {"advantages": [np.ones(3, np.float32)]}, token=leased.token)
