@@ -91,3 +91,21 @@ def vllm_engine(model_dirs: dict[str, str], tmp_path_factory: pytest.TempPathFac
     engine = KeptEngine(config)
     yield engine
     engine.end()
+
+
+@pytest.fixture
+def fake_sglang() -> Iterator[tuple[str, str]]:
+    """(url, key) of a server with the published interface and no model."""
+    from tests.rollout.fake_sglang import KEY, FakeSglang
+
+    fake = FakeSglang(vocab_size=VOCAB, slots=4, context_length=520)
+    yield fake.url, KEY
+    fake.close()
+
+
+@pytest.fixture(scope="module")
+def real_sglang(model_dirs: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """(url, key) of SGLang with the tiny qwen2; skips where SGLANG_PYTHON names no environment with it."""
+    from tests.rollout.kept_sglang import started
+
+    yield from started(model_dirs["qwen2"])

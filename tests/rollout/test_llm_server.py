@@ -22,8 +22,10 @@ from agent_loop.llm.protocol import (
     Scores,
     ServerDied,
 )
+from streamrl.rollout.sglang_server import SglangServer
 from streamrl.rollout.sim import SimConfig, SimServer
 from streamrl.rollout.virtual_clock import run_virtual
+from tests.rollout.kept_sglang import sglang_at
 
 VOCAB, SLOTS, MAX_LEN = 64, 4, 512
 STOP = 7
@@ -39,10 +41,15 @@ class Case:
     build: Callable[[], LLMServer]
     publish: Callable[[int], str]
     scores: bool = True
+    seeds: bool = True
 
     def needs_scores(self) -> None:
         if not self.scores:
             pytest.skip(f"{self.name} scores no tokens")
+
+    def needs_seeds(self) -> None:
+        if not self.seeds:
+            pytest.skip(f"{self.name} takes no seeds on this machine")
 
     def run(self, test: Callable[[LLMServer], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
@@ -65,11 +72,26 @@ VLLM = pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.timeout(400)])
 """Its engine starts once for all tests here, in half a minute or more."""
 
 
-@pytest.fixture(params=["torch", "sim", VLLM])
+SGLANG = pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(400)])
+"""Runs where SGLANG_PYTHON names the interpreter of an environment with SGLang; one server for all tests here."""
+
+
+@pytest.fixture(params=["torch", "sim", "sglang protocol", VLLM, SGLANG])
 def case(request: pytest.FixtureRequest, model_dirs: dict[str, str], other_weights: Any) -> Case:
     if request.param == "vllm":
         engine = request.getfixturevalue("vllm_engine")
         return Case("vllm", engine.server, lambda version: other_weights("wide", version, version).path, scores=False)
+    if "sglang" in request.param:
+        url, key = request.getfixturevalue("fake_sglang" if "protocol" in request.param else "real_sglang")
+        config = sglang_at(url, key, model_dirs["qwen2"])
+        real = request.param == "sglang"
+        return Case(
+            request.param,
+            lambda: SglangServer(config),
+            lambda version: other_weights("qwen2", version, version).path,
+            scores=False,
+            seeds=not real,
+        )
     if request.param == "sim":
         sim = SimConfig(vocab_size=VOCAB, token_seconds=0.01, token_sigma=0.3, response_tokens_sigma=0.5)
         return Case("sim", lambda: SimServer(sim, max_num_seqs=SLOTS, max_model_len=MAX_LEN), lambda version: "unused")
@@ -202,6 +224,8 @@ def test_a_waiting_request_aborts_without_tokens(case: Case) -> None:
 
 
 def test_a_seed_reproduces_tokens_in_any_company_and_other_seeds_differ(case: Case) -> None:
+    case.needs_seeds()
+
     async def test(server: LLMServer) -> None:
         alone = await start(server, "alone", 40, seed=11)
         crowd = [start(server, f"c{i}", 10 + i) for i in range(6)]

@@ -1,0 +1,360 @@
+"""Requests of one SGLang server, on one event loop: slots, versions, swaps.
+
+```
+ generate ─► waiting ──a slot is free──► running: a task that reads its stream ◄══ HTTP ══ SGLang
+ update_weights: pause(in_place) ─► load ─► stamp ─► continue;  sleep: pause(retract), give the cache up
+```
+
+Requests wait here for a slot and not in SGLang, so that one that begins after a swap is prefilled after it: its prefix
+cache is salted with the version, and entries of another version are never found. Requests that were running go on with
+the cache they have. One that is aborted is answered at once, and holds its slot until SGLang has let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad, StopReason
+from streamrl.rollout.events import Reporter
+from streamrl.rollout.sglang_http import Refused, SglangHttp
+from streamrl.weight_sync import WeightsDamaged
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+HEALTH_SECONDS = 1.0
+"""A server that was silent for so long is asked how it is before its load is told."""
+STALL_SECONDS = 120.0
+"""A running server that gives no token for so long is taken for hung; a prefill of a large model takes seconds."""
+CACHE = ["kv_cache"]
+"""What sleep gives up: weights may come meanwhile."""
+
+_REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length"}
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One generation. `rid`: its name in SGLang, where an id also means all that it begins."""
+
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    seed: int
+    answer: asyncio.Future[Generation]
+    rid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    submitted: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
+    reader: asyncio.Task[None] | None = None
+    generation: Generation = field(default_factory=Generation)
+
+    def end(self, reason: StopReason) -> None:
+        now = time.perf_counter()
+        started = now if self.admitted is None else self.admitted
+        got = self.generation
+        got.stop_reason = reason
+        got.queue_seconds, got.engine_seconds = started - self.submitted, now - started
+        if not self.answer.done():
+            self.answer.set_result(got)
+
+
+class SglangCalls:
+    """Everything here runs on the event loop of the server.
+
+    Invariants: at most `slots` calls are in SGLang; a token carries the version that SGLang says sampled it; a call is
+    answered exactly once; nothing is sent while there is a reason to stand.
+    """
+
+    def __init__(self, http: SglangHttp, *, slots: int, version: int, releases: bool, report: Reporter) -> None:
+        self.http, self.slots, self.version = http, slots, version
+        self.open: dict[str, Call] = {}
+        self.failure: str | None = None
+        self._waiting: dict[str, Call] = {}
+        self._running: dict[str, Call] = {}
+        self._leaving: set[Call] = set()
+        """Answered, but still in SGLang."""
+        self._stands: set[str] = set()
+        self._paused = False
+        """Whether SGLang itself stands."""
+        self._changing = asyncio.Lock()
+        self._releases, self._report = releases, report
+        self._tokens = self._preemptions = 0
+        self._usage = 0.0
+        self._heard = self._last_token = self._busy_from = time.monotonic()
+
+    async def generate(self, call_id: str, prompt: list[int], sampling: SamplingParams, seed: int) -> Generation:
+        self.check_alive()
+        if call_id in self.open:
+            raise ValueError(f"request id {call_id!r} is already open here; ids must be unique per server")
+        call = Call(call_id, prompt, sampling, seed, asyncio.get_running_loop().create_future())
+        self.open[call_id] = self._waiting[call_id] = call
+        self._admit()
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            await self._drop([call])
+            raise
+
+    async def abort(self, ids: Iterable[str] | None) -> int:
+        self.check_alive()
+        calls = list(self.open.values()) if ids is None else [self.open[id] for id in ids if id in self.open]
+        await self._drop(calls)
+        return len(calls)
+
+    async def stand(self, reason: Literal["paused", "asleep"]) -> None:
+        async with self._changing:
+            self.check_alive()
+            release = reason == "asleep" and reason not in self._stands and self._releases
+            self._stands.add(reason)
+            if release or not self._paused:
+                await self._pause("retract" if release else "in_place")
+            if release:
+                await self._call(self.http.release_memory(CACHE))
+
+    async def go(self, reason: Literal["paused", "asleep"]) -> None:
+        async with self._changing:
+            self.check_alive()
+            if reason not in self._stands:
+                return
+            if reason == "asleep" and self._releases:
+                await self._call(self.http.resume_memory(CACHE))
+            self._stands.discard(reason)
+            await self._resume()
+
+    async def update_weights(self, directory: str, version: int) -> float:
+        """From a directory in Hugging Face's layout; seconds in which no token was made. Raises WeightsDamaged: SGLang
+        does not take them, and has put the old ones back."""
+        self.check_alive()
+        async with self._changing:
+            began = time.monotonic()
+            async with self._standing():
+                free = not self._running and not self._leaving
+                try:
+                    await self._call(self.http.update_from_disk(directory, version, flush=free))
+                except Refused as error:
+                    raise WeightsDamaged(str(error)) from error
+                self.version = version
+            self._report.weights(began, time.monotonic(), version)
+            return time.monotonic() - began
+
+    async def load(self) -> ServerLoad:
+        """Raises ServerDied if the server has failed, is closed, or hangs."""
+        self.check_alive()
+        now = time.monotonic()
+        if now - self._heard > HEALTH_SECONDS:
+            ranks = await self._call(self.http.loads())
+            self._usage = sum(rank.get("token_usage", 0.0) for rank in ranks) / max(1, len(ranks))
+        silent = now - self._last_token
+        if self._running and not self._stands and silent > STALL_SECONDS:
+            raise self.fail(f"no token for {silent:.0f} s with {len(self._running)} requests running")
+        return ServerLoad(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            slots=self.slots,
+            weight_version=self.version,
+            tokens_generated=self._tokens,
+            busy_seconds=self._report.busy_seconds,
+            preemptions=self._preemptions,
+            cache_usage=self._usage,
+        )
+
+    def fail(self, reason: str) -> ServerDied:
+        """The end of the server: open calls, and all that come, are ServerDied."""
+        if self.failure is None:
+            logger.error("SGLang failed: %s", reason)
+            self._report.died(reason)
+            self._end(f"the server failed: {reason}")
+        return ServerDied(self.failure)
+
+    def close(self) -> None:
+        if self.failure is None:
+            self._end("the server was closed")
+
+    def check_alive(self) -> None:
+        if self.failure is not None:
+            raise ServerDied(self.failure)
+
+    def _end(self, reason: str) -> None:
+        self.failure = reason
+        self._report.idle()
+        for call in [*self.open.values(), *self._leaving]:
+            if not call.answer.done():
+                call.answer.set_exception(ServerDied(reason))
+            if call.reader is not None and call.reader is not asyncio.current_task():
+                call.reader.cancel()
+        self.open.clear()
+        self._waiting.clear()
+        self._running.clear()
+
+    def _admit(self) -> None:
+        while (
+            self._waiting
+            and len(self._running) + len(self._leaving) < self.slots
+            and not self._stands
+            and self.failure is None
+        ):
+            call = self._waiting.pop(next(iter(self._waiting)))
+            if not self._running:
+                self._last_token = self._busy_from = time.monotonic()
+            self._running[call.id] = call
+            call.admitted = time.perf_counter()
+            call.reader = asyncio.ensure_future(self._read(call))
+
+    async def _drop(self, calls: list[Call]) -> None:
+        """Answer these with the tokens they have; SGLang ends them when it can."""
+        gone = [call for call in calls if self.open.get(call.id) is call]
+        for call in gone:
+            call.end("aborted")
+            if call.id in self._running:
+                self._leaving.add(call)
+            self._forget(call)
+        self._admit()
+        if self.failure is None:
+            await asyncio.gather(*(self._call(self.http.abort(call.rid)) for call in gone if call in self._leaving))
+
+    async def _read(self, call: Call) -> None:
+        """A call's stream to its end: the root of its task, so everything that goes wrong is settled here."""
+        try:
+            finished = False
+            async for chunk in self.http.generate(self._body(call)):
+                meta = chunk["meta_info"]
+                if self.open.get(call.id) is call:
+                    self._take(call, chunk["output_ids"], meta)
+                finished = meta["finish_reason"] is not None
+                if finished:
+                    self._finish(call, meta)
+            if not finished:
+                raise ServerDied(f"the stream of request {call.id} ended before the request")
+        except Refused as error:
+            if not call.answer.done():
+                call.answer.set_exception(ValueError(str(error)))
+        except ServerDied as error:
+            if call not in self._leaving:  # else the stream was given up by both
+                self.fail(str(error))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            self.fail(f"its answer to request {call.id} is not of SGLang's schema: {error!r}")
+        finally:
+            self._leave(call)
+
+    def _leave(self, call: Call) -> None:
+        self._forget(call)
+        self._leaving.discard(call)
+        if not call.answer.done():
+            call.answer.set_exception(ServerDied(self.failure or "the request was given up"))
+        self._admit()
+
+    def _forget(self, call: Call) -> None:
+        """Its id is free again; another call may have it already."""
+        if self.open.get(call.id) is call:
+            del self.open[call.id]
+            self._waiting.pop(call.id, None)
+            if self._running.pop(call.id, None) is not None and not self._running:
+                self._report.idle()
+
+    def _take(self, call: Call, ids: list[int], meta: dict[str, Any]) -> None:
+        """What a chunk adds, whether it holds all tokens so far or only the new ones. The versions are appended last
+        (protocol.since)."""
+        self._heard = now = time.monotonic()
+        got = call.generation
+        count = meta["completion_tokens"] - len(got.token_ids)
+        if count <= 0:
+            return
+        log_probs = [entry[0] for entry in meta["output_token_logprobs"][-count:]]
+        if len(ids) < count or len(log_probs) != count:
+            raise ValueError(f"{count} new tokens, but {len(ids)} ids and {len(log_probs)} log-probs")
+        if any(each is None or math.isnan(each) for each in log_probs):
+            raise self.fail(f"the model gives NaN at weight version {self.version}: these weights are broken")
+        self._report.busy(self._busy_from, now, self._tokens + count)
+        self._tokens += count
+        self._last_token = self._busy_from = now
+        got.token_ids += ids[-count:]
+        got.log_probs += [min(each, 0.0) for each in log_probs]
+        got.weight_versions += [self.version] * count
+
+    def _finish(self, call: Call, meta: dict[str, Any]) -> None:
+        self._preemptions += meta.get("num_retractions") or 0
+        got, reason = call.generation, meta["finish_reason"]
+        if call in self._leaving:
+            return
+        if "weight_versions" in meta:
+            stamped = [
+                int(span["version"]) for span in meta["weight_versions"] for _ in range(span["start"], span["end"])
+            ]
+            if stamped != got.weight_versions:
+                raise self.fail(f"request {call.id}: SGLang says {meta['weight_versions']}, we {got.weight_versions}")
+        if reason["type"] in _REASONS:
+            call.end(_REASONS[reason["type"]])
+            self._forget(call)
+        elif reason.get("status_code") == 400:
+            raise Refused(f"SGLang refuses the request: {reason.get('message')}")
+        else:  # aborted, and not by us: its client goes on elsewhere
+            call.end("aborted")
+
+    def _body(self, call: Call) -> dict[str, Any]:
+        asked = call.sampling
+        return {
+            "rid": call.rid,
+            "input_ids": call.prompt,
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "extra_key": f"weights {self.version}",
+            "sampling_params": {
+                "max_new_tokens": asked.max_tokens,
+                "temperature": asked.temperature,
+                "top_p": asked.top_p,
+                "top_k": asked.top_k if asked.top_k > 0 else -1,
+                "stop_token_ids": list(asked.stop_token_ids),
+                "ignore_eos": not asked.stop_token_ids,  # else SGLang looks at no stop token at all
+                "sampling_seed": call.seed,
+            },
+        }
+
+    async def _pause(self, mode: Literal["in_place", "retract"]) -> None:
+        await self._call(self.http.pause(mode))
+        self._paused = True
+        await self._settle()
+
+    async def _resume(self) -> None:
+        if self._stands or self.failure is not None:
+            return
+        if self._paused:
+            await self._call(self.http.resume())
+            self._paused = False
+        self._last_token = self._busy_from = time.monotonic()
+        self._admit()
+
+    @contextlib.asynccontextmanager
+    async def _standing(self) -> AsyncIterator[None]:
+        """For a swap. Where nothing is in SGLang there is nothing to pause: nothing is sent meanwhile."""
+        self._stands.add("swap")
+        try:
+            if not self._paused and (self._running or self._leaving):
+                await self._pause("in_place")
+            yield
+        finally:
+            self._stands.discard("swap")
+            await self._resume()
+
+    async def _settle(self) -> None:
+        """SGLang's answer to the pause came after its last tokens, on other connections: they are here when a further
+        answer is, and are taken when their tasks had a turn."""
+        await self._call(self.http.info())
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        """The answer of the server; one that is gone or does not answer fails."""
+        try:
+            answer = await call
+        except ServerDied as error:
+            self.check_alive()
+            raise self.fail(str(error)) from error
+        self._heard = time.monotonic()
+        return answer

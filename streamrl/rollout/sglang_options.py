@@ -1,0 +1,125 @@
+"""From a server's config to SGLang's own arguments and environment. SGLang is never imported: it has an environment of
+its own, because its pins and vLLM's exclude each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamrl.rollout.replica import RolloutServerConfig
+
+OURS = (
+    "model_path", "model", "host", "port", "api_key", "admin_api_key", "weight_version", "max_running_requests",
+    "context_length", "random_seed", "tp_size", "tensor_parallel_size", "dp_size", "data_parallel_size",
+    "skip_tokenizer_init", "incremental_streaming_output", "enable_deterministic_inference", "enable_memory_saver",
+    "device", "skip_server_warmup",
+)  # fmt: skip
+"""Arguments that `engine_kwargs` may not give: they have a key of their own, or the protocol rests on them."""
+
+
+CONTEXT_MARGIN = 8
+"""SGLang cuts max_new_tokens silently where prompt and response come within a few tokens of its context length."""
+
+
+@dataclass(frozen=True, slots=True)
+class SglangOptions:
+    """Of one server: `python` starts one, `url` uses one that runs."""
+
+    python: str | None = None
+    """The interpreter of SGLang's own environment."""
+    url: str | None = None
+    """Of a server that runs already, on this machine or one that sees the same weight files, and serves nobody else.
+    Start it with --skip-tokenizer-init and --incremental-streaming-output; the model's own end token ends a request
+    there, too."""
+    key_env: str | None = None
+    """The environment variable with the key of the server at `url`."""
+    key_file: str | None = None
+    """The same from a file that only its owner can read."""
+    tensor_model_parallel_size: int = 1
+    data_parallel_size: int = 1
+    deterministic: bool = True
+    """--enable-deterministic-inference: SGLang takes the seeds of requests only then."""
+    release_memory: bool | None = None
+    """Whether sleep gives up the cache's memory (--enable-memory-saver); None: on CUDA."""
+    start_seconds: float = 170.0
+    """For a server to start; below the deadline of the actor that holds it (replica.START_SECONDS)."""
+    engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments by their names in SGLang's command line, e.g. {"mem_fraction_static": 0.6}; True is a flag."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables of the process."""
+
+    @classmethod
+    def of(cls, given: SglangOptions | Mapping[str, Any] | None) -> SglangOptions:
+        """Raises ValueError unless exactly one of `python` and `url` is there."""
+        options = given if isinstance(given, SglangOptions) else cls(**(given or {}))
+        if (options.python is None) == (options.url is None):
+            raise ValueError(
+                "rollout.name=sglang needs rollout.sglang.python, the interpreter of SGLang's own environment, or "
+                "rollout.sglang.url, a server that runs already; one of them"
+            )
+        return options
+
+    @property
+    def devices(self) -> int:
+        """GPUs that one server takes here; one at `url` has its own."""
+        return 0 if self.url else self.tensor_model_parallel_size * self.data_parallel_size
+
+    def releases(self, config: RolloutServerConfig) -> bool:
+        return config.device.startswith("cuda") if self.release_memory is None else self.release_memory
+
+
+def arguments(config: RolloutServerConfig, options: SglangOptions, *, port: int, key: str) -> list[str]:
+    """What follows `python -m sglang.launch_server`. Raises ValueError for what is not there, or not ours to change."""
+    if config.invariant:
+        raise ValueError("SGLang's samples depend on the batch; a deterministic run takes rollout.name=torch or sim")
+    if not (Path(config.model_path) / "config.json").is_file():
+        raise ValueError(f"model path {config.model_path!r} has no config.json; name a directory with model and config")
+    taken = [name for name in options.engine_kwargs if name.replace("-", "_") in OURS]
+    if taken:
+        raise ValueError(f"rollout.sglang.engine_kwargs.{taken[0]} is set by this package")
+    chosen: dict[str, Any] = {
+        "model_path": os.path.abspath(config.model_path),
+        "host": "127.0.0.1",
+        "port": port,
+        "api_key": key,
+        "weight_version": "0",
+        "device": config.device.split(":")[0],
+        "dtype": config.dtype,
+        "max_running_requests": config.max_num_seqs,
+        "context_length": config.max_model_len + CONTEXT_MARGIN,
+        "random_seed": config.seed % (1 << 31),
+        "tp_size": options.tensor_model_parallel_size,
+        "dp_size": options.data_parallel_size,
+        "skip_tokenizer_init": True,
+        "skip_server_warmup": True,
+        "incremental_streaming_output": True,
+        "enable_deterministic_inference": options.deterministic,
+        "enable_memory_saver": options.releases(config),
+        "log_level": "warning",
+        **options.engine_kwargs,
+    }
+    given: list[str] = []
+    for name, value in chosen.items():
+        if value is False or value is None:
+            continue
+        given.append("--" + name.replace("_", "-"))
+        if value is not True:
+            given += [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+    return given
+
+
+def environment(config: RolloutServerConfig, options: SglangOptions) -> dict[str, str]:
+    """Of the process. Nothing of our own Python's paths: it is another one's."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    set_here = {
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # by the margin, which no request reaches
+    }
+    if config.device == "cpu":
+        set_here |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return inherited | set_here | dict(options.env)

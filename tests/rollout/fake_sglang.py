@@ -1,0 +1,211 @@
+"""SGLang's HTTP interface without SGLang: the published schema and what a client can rely on or trip over.
+
+A scheduler makes one token per step for every running request. As in the original an abort means every id that begins
+with the given one, a paused server answers control calls alone, memory is released only when nothing runs,
+`ignore_eos` also ignores stop tokens, and versions are told as spans at the end of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streamrl.rollout.noise import uniforms
+from tests.http_app import Answer, Asked, HttpApp
+
+KEY = "fake-key"
+
+
+@dataclass(eq=False)
+class FakeRequest:
+    rid: str
+    prompt: list[int]
+    params: dict[str, Any]
+    extra_key: str
+    tokens: list[int] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    sent: int = 0
+    reason: dict[str, Any] | None = None
+    aborted: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeSglang:
+    """Serves at `url` until `close`."""
+
+    def __init__(
+        self, *, vocab_size: int, slots: int, context_length: int, step_seconds: float = 0.002, incremental: bool = True
+    ) -> None:
+        self.vocab_size, self.slots, self.context_length = vocab_size, slots, context_length
+        self.step_seconds, self.incremental = step_seconds, incremental
+        self.version, self.directory, self.paused, self.released = "default", "", False, False
+        self.prefilled: list[tuple[str, str]] = []
+        """(extra_key, weight version) of each prompt."""
+        self.running: list[FakeRequest] = []
+        self.waiting: deque[FakeRequest] = deque()
+        self.calls: list[str] = []
+        self._app = HttpApp(self._handle)
+        self._work = self._app.thread.run(self._started())
+        self.url = self._app.url
+
+    def close(self) -> None:
+        self._app.close()
+
+    async def _started(self) -> asyncio.Task[None]:
+        self._arrived = asyncio.Event()
+        return asyncio.ensure_future(self._schedule())
+
+    async def _handle(self, asked: Asked) -> Answer:
+        if asked.headers.get("authorization") != f"Bearer {KEY}":
+            return Answer({"error": "Unauthorized"}, 401)
+        self.calls.append(asked.path)
+        body = asked.body or {}
+        match asked.path:
+            case "/ready" | "/health":
+                return Answer()
+            case "/generate":
+                return self._generate(body)
+            case "/abort_request":
+                self._abort(body)
+            case "/pause_generation":
+                self._pause(body["mode"])
+            case "/continue_generation":
+                self.paused = False
+                self._arrived.set()
+            case "/update_weights_from_disk":
+                return self._update(body)
+            case "/release_memory_occupation":
+                assert not self.running, "SGLang's scheduler ends here"
+                self.released = True
+            case "/resume_memory_occupation":
+                self.released = False
+            case "/flush_cache":
+                if self.running or self.waiting:
+                    return Answer("Flush cache failed.", 400)
+            case "/server_info":
+                return Answer({"version": "fake", "internal_states": [{"last_gen_throughput": 0.0}]})
+            case "/v1/loads":
+                return Answer({"loads": [{"num_running_reqs": len(self.running), "token_usage": 0.25}]})
+            case _:
+                return Answer({"detail": "Not Found"}, 404)
+        return Answer({"message": "ok"})
+
+    def _generate(self, body: dict[str, Any]) -> Answer:
+        request = FakeRequest(body["rid"], body["input_ids"], body["sampling_params"], body.get("extra_key") or "")
+        assert body["return_logprob"]
+        assert body["stream"]
+        assert max(request.prompt) < self.vocab_size, "SGLang's scheduler ends here"
+        total = len(request.prompt) + request.params["max_new_tokens"]
+        if total > self.context_length:
+            return Answer(stream=_error(f"maximum context length of {self.context_length}; a total of {total}"))
+        self.waiting.append(request)
+        self._arrived.set()
+        return Answer(stream=self._stream(request))
+
+    async def _stream(self, request: FakeRequest) -> AsyncIterator[str]:
+        try:
+            while True:
+                await request.news.wait()
+                request.news.clear()
+                done = request.reason is not None
+                yield json.dumps(self._chunk(request))
+                request.sent = len(request.tokens)
+                if done:
+                    break
+            yield "[DONE]"
+        finally:
+            request.aborted = True  # as when the client goes away
+
+    def _chunk(self, request: FakeRequest) -> dict[str, Any]:
+        first = request.sent if self.incremental else 0
+        log_prob = -math.log(self.vocab_size)
+        meta: dict[str, Any] = {
+            "id": request.rid,
+            "finish_reason": request.reason,
+            "prompt_tokens": len(request.prompt),
+            "weight_version": self.version,
+            "num_retractions": 0,
+            "completion_tokens": len(request.tokens),
+            "cached_tokens": 0,
+            "output_token_logprobs": [[log_prob, token, None] for token in request.tokens[first:]],
+        }
+        if request.reason is not None:
+            meta["weight_versions"] = _spans(request.versions)
+        return {"output_ids": request.tokens[first:], "meta_info": meta}
+
+    def _abort(self, body: dict[str, Any]) -> None:
+        for request in [*self.running, *self.waiting]:
+            if body.get("abort_all") or (body["rid"] and request.rid.startswith(body["rid"])):
+                request.aborted = True
+        for request in [each for each in self.waiting if each.aborted]:
+            self.waiting.remove(request)
+            self._end(request, {"type": "abort", "message": "Abort in waiting queue"})
+
+    def _pause(self, mode: str) -> None:
+        self.paused = True
+        if mode == "retract":
+            self.waiting.extendleft(reversed(self.running))
+            self.running.clear()
+
+    def _update(self, body: dict[str, Any]) -> Answer:
+        weights = list(Path(body["model_path"]).glob("*.safetensors"))
+        if not weights or not Path(body["model_path"], "config.json").is_file():
+            return Answer({"success": False, "message": f"no weights in {body['model_path']}"}, 400)
+        if body.get("flush_cache", True) and (self.running or self.waiting):
+            return Answer({"success": False, "message": "Flush cache failed after updating weights"}, 400)
+        self.version, self.directory = body["weight_version"], body["model_path"]
+        return Answer({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+    async def _schedule(self) -> None:
+        while True:
+            if self.paused or not (self.running or self.waiting):
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            while self.waiting and len(self.running) < self.slots:
+                request = self.waiting.popleft()
+                self.prefilled.append((request.extra_key, self.version))
+                self.running.append(request)
+            for request in list(self.running):
+                self._step(request)
+            await asyncio.sleep(self.step_seconds)
+
+    def _step(self, request: FakeRequest) -> None:
+        params, made = request.params, request.tokens
+        if request.aborted:
+            return self._end(request, {"type": "abort", "message": "Aborted"})
+        position = len(request.prompt) + len(made)
+        token = int(uniforms(params["sampling_seed"] or 0, 0, position, 1)[0] * self.vocab_size)
+        made.append(token)
+        request.versions.append(self.version)
+        if token in params["stop_token_ids"] and not params["ignore_eos"]:
+            return self._end(request, {"type": "stop", "matched": token})
+        if len(made) == params["max_new_tokens"]:
+            return self._end(request, {"type": "length", "length": len(made)})
+        request.news.set()
+
+    def _end(self, request: FakeRequest, reason: dict[str, Any]) -> None:
+        request.reason = reason
+        if request in self.running:
+            self.running.remove(request)
+        request.news.set()
+
+
+async def _error(message: str) -> AsyncIterator[str]:
+    yield json.dumps({"error": {"message": message, "type": "invalid_request_error", "code": 400}})
+    yield "[DONE]"
+
+
+def _spans(versions: list[str]) -> list[dict[str, Any]]:
+    spans: list[dict[str, Any]] = []
+    for at, version in enumerate(versions):
+        if not spans or spans[-1]["version"] != version:
+            spans.append({"version": version, "start": at, "end": at})
+        spans[-1]["end"] = at + 1
+    return spans

@@ -1,0 +1,56 @@
+"""SGLang for tests: one process for many, each with a server of its own that takes it by its url.
+
+SGLANG_PYTHON names the interpreter of an environment with SGLang. SGLANG_STANDINS may name a directory with modules
+that take the place of those SGLang has no CPU build of (`sgl_kernel`, `torchvision`); it goes before the environment's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from streamrl.rollout.loop_thread import LoopThread
+from streamrl.rollout.replica import RolloutServerConfig
+from streamrl.rollout.sglang_options import SglangOptions
+from streamrl.rollout.sglang_process import SglangProcess
+from streamrl.rollout.weights_view import WeightsView
+
+KEY_ENV = "STREAMRL_TEST_SGLANG_KEY"
+ON_CPU = {
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "max_total_tokens": 8000,
+    "disable_overlap_schedule": True,
+}
+
+
+def sglang_at(url: str, key: str, model: str, **more: Any) -> RolloutServerConfig:
+    os.environ[KEY_ENV] = key
+    return RolloutServerConfig(
+        "sglang", model, max_num_seqs=4, max_model_len=512, sglang={"url": url, "key_env": KEY_ENV, **more}
+    )
+
+
+def local_options() -> SglangOptions:
+    """Skips the test where there is no SGLang."""
+    python = os.environ.get("SGLANG_PYTHON")
+    if not python:
+        pytest.skip("SGLANG_PYTHON names no environment with SGLang (docs/rollout.md)")
+    standins = os.environ.get("SGLANG_STANDINS")
+    env = {"PYTHONPATH": standins} if standins else {}
+    return SglangOptions(python=python, deterministic=False, engine_kwargs=ON_CPU, env=env)
+
+
+def started(model: str) -> Iterator[tuple[str, str]]:
+    """(url, key) of a process that ends with the generator."""
+    options, thread = local_options(), LoopThread("sglang-for-tests")
+    view = WeightsView(model)
+    config = RolloutServerConfig("sglang", view.directory, max_num_seqs=4, max_model_len=512)
+    process = thread.run(SglangProcess.start(config, options))
+    yield process.url, process.key.value
+    thread.run(process.end())
+    thread.end()
+    view.remove()
