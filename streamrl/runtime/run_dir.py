@@ -165,7 +165,10 @@ def _opened(runs_dir: Path, name: str, resolved: str, resume_mode: str, resume_f
         return _lock(resume_from, resumed=True)
     note = ""
     if resume_mode == "auto":
-        for candidate in filter(resumable, _newest_first(runs_dir, name)):
+        for candidate in _newest_first(runs_dir, name):
+            _check_readable(candidate)
+            if not resumable(candidate):
+                continue
             different = _differing(candidate, resolved)
             try:
                 if not different:
@@ -249,19 +252,38 @@ def _lock(path: Path, *, resumed: bool) -> RunDirectory:
 
 
 def _newest_first(runs_dir: Path, name: str) -> list[Path]:
-    runs = [path for path in runs_dir.glob(f"*-{name}") if (path / "config.yaml").is_file() and not path.is_symlink()]
+    runs = [path for path in runs_dir.glob(f"*-{name}") if _is_run(path) and not path.is_symlink()]
     return sorted(runs, key=lambda path: path.name, reverse=True)[:MAX_CANDIDATES]
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() or _checkpoint(path) is not None
+
+
+def _checkpoint(path: Path) -> Path | None:
+    """A checkpoint of the run, if it has any; its newest."""
+    found = [manifest.parent for manifest in path.glob(f"checkpoints/global_step_*/{MANIFEST}")]
+    return max(found, key=lambda path: (len(path.name), path.name), default=None)
+
+
+def _check_readable(path: Path) -> None:
+    """Raises RunDirectoryError for an unfinished run that has a checkpoint, and whose configuration nobody can read:
+    whether it is to go on is not known."""
+    if _read(path) is not None or status_of(path) == FINISHED or (checkpoint := _checkpoint(path)) is None:
+        return
+    raise RunDirectoryError(
+        f"{path}/config.yaml is missing or damaged, and the run has not finished: bring it back (that of its newest "
+        f"checkpoint is {checkpoint}/config.yaml), then it goes on; or start anew with trainer.resume_mode=disable"
+    )
 
 
 def resumable(path: Path) -> bool:
     """Whether it has not finished and kept what a resume needs: a checkpoint, or the queue's rows until the first."""
-    if status_of(path) == FINISHED:
-        return False
     config = _read(path)
-    trainer = config.get("trainer") if config else None
-    if not isinstance(trainer, dict):
+    if status_of(path) == FINISHED or config is None:
         return False
-    return any(path.glob("checkpoints/*/manifest.json")) or int(trainer.get("save_freq") or 0) > 0
+    every = config["trainer"].get("save_freq")
+    return _checkpoint(path) is not None or (isinstance(every, int) and every > 0)
 
 
 def _text(path: Path) -> str:
@@ -277,7 +299,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         config = yaml.safe_load((path / "config.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return None
-    return config if isinstance(config, dict) else None
+    return config if isinstance(config, dict) and isinstance(config.get("trainer"), dict) else None
 
 
 def _differing(path: Path, resolved: str) -> list[str]:
@@ -297,10 +319,10 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 ONLY_KEPT = (
-    "resume_mode", "resume_from_path", "rollout_data_dir", "validation_data_dir", "log_val_generations", "logger",
+    "runs_dir", "resume_mode", "resume_from_path", "rollout_data_dir", "validation_data_dir", "log_val_generations", "logger",
     "max_actor_ckpt_to_keep", "ckpt_keep_interval", "ckpt_include_rows",
 )  # fmt: skip
-"""Of `trainer`: what says how to resume, or what to keep and show; nothing that is computed."""
+"""Of `trainer`: what says where the run lies, how to resume, or what to keep and show; nothing that is computed."""
 
 RANKS = ("nnodes", "n_gpus_per_node")
 """Of `trainer`: a checkpoint loads on any number of ranks. Sums over ranks then round otherwise in the last bits."""

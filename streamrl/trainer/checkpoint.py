@@ -11,6 +11,7 @@
 
 The manifest is the truth for the queue's commit position: only after it stands are the rows acked up to its step final.
 What begins with a dot is no checkpoint: a draft, or one that is being removed; both go with the next `clean`.
+`checkpoints` may be a link to a directory elsewhere. A checkpoint may not: it would go by a rename with the others.
 """
 
 from __future__ import annotations
@@ -86,7 +87,12 @@ class CheckpointStore:
         """Steps whose checkpoints the last `seal` removed."""
 
     def steps(self) -> list[int]:
-        """Steps with a complete checkpoint, ascending."""
+        """Steps with a complete checkpoint, ascending. Raises CheckpointError where they cannot be looked for."""
+        if os.path.lexists(self.directory) and not self.directory.is_dir():
+            raise CheckpointError(
+                f"{self.directory} is no directory, or a link to one that is not there: mount it, or bring it back. "
+                "trainer.resume_mode=disable starts anew"
+            )
         names = [path.parent.name for path in self.directory.glob(f"global_step_*/{MANIFEST}")]
         return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"global_step_(\d+)", name)))
 
@@ -101,12 +107,12 @@ class CheckpointStore:
         return draft
 
     def discard(self, draft: Path) -> None:
-        shutil.rmtree(draft, ignore_errors=True)
+        _remove(draft)
 
     def clean(self) -> None:
         """Remove what killed processes left half written or half removed."""
         for path in self.directory.glob(".global_step_*"):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
     async def seal(self, draft: Path, state: TrainerState, config: str = "") -> int:
         """The draft is whole: make it the checkpoint of its step and drop the ones beyond `keep`; the step up to which
@@ -135,6 +141,12 @@ class CheckpointStore:
     def load(self, step: int) -> TrainerState:
         """The trainer's part, once every file is known to be there, listed and unchanged. Raises CheckpointError."""
         path = self.path(step)
+        if path.is_symlink():
+            raise CheckpointError(
+                f"checkpoint {path} is a link, to {os.readlink(path)}: the next one would take its place. Move the "
+                "directory itself there (checkpoints/ as a whole may be a link), or start anew with "
+                "trainer.resume_mode=disable"
+            )
         try:
             there = _files(path)
             manifest = msgspec.convert(json.loads((path / MANIFEST).read_text()), _Manifest)
@@ -144,8 +156,16 @@ class CheckpointStore:
             raise CheckpointError(
                 f"checkpoint {path} cannot be read: {type(error).__name__}: {error}. {REMEDY}"
             ) from error
-        if manifest.format != FORMAT or not manifest.step == restored.step == step:
-            raise CheckpointError(f"checkpoint {path} has format {manifest.format}, step {manifest.step}. {REMEDY}")
+        if manifest.format != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {path} has format {manifest.format}, and this version reads {FORMAT}. {REMEDY}"
+            )
+        if manifest.step != step or restored.step != step:
+            other = manifest.step if manifest.step != step else restored.step
+            raise CheckpointError(
+                f"checkpoint {path} is that of step {other} by its own account: it was renamed, or copied from "
+                f"elsewhere; call it global_step_{other} again. {REMEDY}"
+            )
         if unlisted := sorted(there - manifest.files.keys() - {MANIFEST}):
             raise CheckpointError(f"checkpoint {path} is damaged: {unlisted[0]} is not in {MANIFEST}. {REMEDY}")
         listed = sorted(manifest.files)
@@ -174,7 +194,7 @@ class CheckpointStore:
         for directory in {draft, *((draft / name).parent for name in names)}:
             _sync(directory)
         target = self.path(state.step)
-        shutil.rmtree(target, ignore_errors=True)
+        _remove(target)
         os.rename(draft, target)
         _sync(self.directory)
 
@@ -192,11 +212,20 @@ class CheckpointStore:
     def _remove(self, step: int) -> None:
         """By a rename first: a kill on the way leaves nothing that looks like a checkpoint."""
         away = self.directory / f".global_step_{step}.removed"
+        _remove(away)
         os.rename(self.path(step), away)
-        shutil.rmtree(away)
+        _remove(away)
 
 
 REMEDY = "Bring it back from a copy, or start anew with trainer.resume_mode=disable"
+
+
+def _remove(path: Path) -> None:
+    """A directory, or whatever has its name; of a link the link alone. What cannot go stays until the next `clean`."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _files(directory: Path) -> set[str]:

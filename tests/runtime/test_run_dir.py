@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,38 @@ def test_a_run_that_keeps_no_checkpoints_starts_anew(tmp_path: Path) -> None:
     config = CONFIG.replace("save_freq: 2", "save_freq: -1")
     start(tmp_path, config).release()
     assert not start(tmp_path, config).resumed
+
+
+def with_checkpoint(run: RunDirectory) -> Path:
+    checkpoint = run.checkpoints / "global_step_4"
+    checkpoint.mkdir()
+    for name in ("config.yaml", "manifest.json"):
+        (checkpoint / name).write_text(CONFIG)
+    return checkpoint
+
+
+@pytest.mark.parametrize("damaged", ["", "trainer: [", "[]", "trainer: 3\n", "\x00\x01", None])
+def test_a_damaged_configuration_of_a_run_with_a_checkpoint_is_told_with_the_remedy(
+    tmp_path: Path, damaged: str | None
+) -> None:
+    run = start(tmp_path)
+    checkpoint = with_checkpoint(run)
+    run.release()
+    config = run.path / "config.yaml"
+    config.unlink() if damaged is None else config.write_text(damaged)
+    with pytest.raises(RunDirectoryError, match=rf"{config} is missing or damaged.*{checkpoint}/config.yaml"):
+        start(tmp_path)
+    assert not start(tmp_path, mode="disable").resumed
+    shutil.copy(checkpoint / "config.yaml", config)
+    assert start(tmp_path).path == run.path
+
+
+def test_a_run_goes_on_where_its_runs_directory_was_moved(tmp_path: Path) -> None:
+    run = start(tmp_path / "a", CONFIG + f"  runs_dir: {tmp_path}/a\n")
+    run.release()
+    (tmp_path / "a").rename(tmp_path / "b")
+    again = start(tmp_path / "b", CONFIG + f"  runs_dir: {tmp_path}/b\n")
+    assert (again.resumed, again.path) == (True, tmp_path / "b" / run.path.name)
 
 
 def test_a_live_run_is_not_resumed(tmp_path: Path) -> None:

@@ -159,6 +159,41 @@ async def test_a_checkpoint_that_does_not_say_what_it_holds_is_refused(
         store.load(2)
 
 
+async def test_a_checkpoint_that_is_a_link_is_refused_and_as_an_older_one_it_goes_alone(tmp_path: Path) -> None:
+    store, elsewhere = CheckpointStore(tmp_path / "checkpoints", keep=1), tmp_path / "elsewhere"
+    await store.save(TrainerState(2, 0), save_shard)
+    store.path(2).rename(elsewhere)
+    store.path(2).symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match=f"global_step_2 is a link, to {elsewhere}: .*Move the directory itself"):
+        store.load(2)
+    await store.save(TrainerState(4, 0), save_shard)
+    (store.directory / ".global_step_1.removed").symlink_to(tmp_path / "nothing")
+    store.clean()
+    assert [path.name for path in store.directory.iterdir()] == ["global_step_4"]
+    assert (elsewhere / "manifest.json").exists(), "what a link names is not ours"
+
+
+async def test_the_directory_of_checkpoints_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "disk")
+    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    for step in (2, 4):
+        await store.save(TrainerState(step, 0), save_shard)
+    assert store.load(4).step == 4
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["global_step_4"]  # noqa: ASYNC240
+    (tmp_path / "disk").rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match="checkpoints is no directory, or a link to one that is not there"):
+        store.steps()
+
+
+async def test_a_renamed_checkpoint_says_which_it_is(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    await store.save(TrainerState(9, 0), save_shard)
+    store.path(9).rename(store.path(999))
+    with pytest.raises(CheckpointError, match="global_step_999 is that of step 9 by its own account: .*global_step_9 "):
+        store.load(999)
+
+
 async def test_a_directory_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "global_step_8").mkdir()
     assert CheckpointStore(tmp_path).steps() == []
