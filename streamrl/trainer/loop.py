@@ -245,6 +245,7 @@ class Trainer(ABC):
                 with self.parts.events.span("select", step=step):
                     batch = await (sample if batches else self._or_stopped(sample))
                     if not room:
+                        await self.saver.copied()
                         await self.on_sampled()
                         await self.buffer.trains(version)
                 self.report.updated(await self._update(batch, step, first=not batches))

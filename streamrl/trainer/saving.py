@@ -1,8 +1,8 @@
 """When a run's checkpoints are written, what is in them, and how the run goes on from the newest.
 
-    after step k:  look at the queue ─► its finished rows are copied, the ranks copy (async_save) or write
-                    ─► training goes on
-                       └► all is on disk ─► manifest, rename ─► batch log ─► acks up to k final
+    after step k:  look at the queue ─► the ranks copy (async_save) or write ─► training goes on
+                       └► its finished rows are copied, before a later step drops or acks any
+                                            └► all is on disk ─► manifest, rename ─► batch log ─► acks up to k final
 
 The order is what makes a kill harmless at any point. Until the rename, a resume finds the checkpoint before, and the
 queue still has all rows acked since. After it, a resume finds this one, and rows acked up to k stay acked, whether or
@@ -26,7 +26,7 @@ from streamrl.single_controller.errors import WorkerFailed
 from streamrl.trainer.batch_log import BatchLog, last_committed, other_lineage
 from streamrl.trainer.checkpoint import REMEDY, CheckpointError, CheckpointStore, TrainerState
 from streamrl.trainer.parts import Parts
-from streamrl.trainer.queue_cut import Cut, QueueCut
+from streamrl.trainer.queue_cut import QueueCut
 from streamrl.trainer.report import Reporter
 from streamrl.trainer.resume_checks import unlike
 from transfer_queue.checkpoint import GroupsCopy
@@ -47,7 +47,8 @@ class KLState(Protocol):
 class Saver:
     """Consumes: the state after a step. Produces: checkpoints. A second save waits until the first is sealed.
 
-    Invariants: at most one save is under way; acks become final only up to a step whose checkpoint is sealed.
+    Invariants: at most one save is under way; acks become final only up to a step whose checkpoint is sealed; no group
+    of a cut leaves the queue before its rows are copied.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Saver:
         )  # fmt: skip
         self.saved_step = 0
         self._writing: asyncio.Task[None] | None = None
+        self._copying: asyncio.Task[GroupsCopy] | None = None
         self._failure: Exception | None = None
         self._failed = asyncio.Event()
 
@@ -79,17 +81,27 @@ class Saver:
             state = TrainerState(
                 step, cut.next_order, cut.outstanding, dict(validation), self._kl.state(), self._batch_log.lineage
             )
+            span.add(groups=len(cut.finished))
             draft = self.store.draft(step)
+            copying = asyncio.create_task(self._cut.copy(cut), name=f"rows of step {step}")
+            self._copying = copying
             try:
-                copied = await self._copied(draft, cut)
+                for role, group in self._roles().items():
+                    await group.save_checkpoint(str(draft / role), background=self._background)
             except BaseException:
+                copying.cancel()
                 self.store.discard(draft)
                 raise
-            span.add(groups=len(copied.uids), row_bytes=copied.nbytes)
             self.saved_step = step
-            self._writing = asyncio.create_task(self._write(draft, state, copied), name=f"checkpoint of step {step}")
+            self._writing = asyncio.create_task(self._write(draft, state, copying), name=f"checkpoint of step {step}")
             if not self._background:
                 await self.finish()
+
+    async def copied(self) -> None:
+        """Wait until rows that the save under way is to hold may leave the queue: before a step drops or acks any."""
+        if self._copying is not None:
+            await asyncio.wait({self._copying})  # what it fails with, the save fails with
+            self._copying = None
 
     async def finish(self) -> None:
         """Wait until the save under way is sealed. Raises what kept it from that."""
@@ -111,19 +123,9 @@ class Saver:
             await asyncio.gather(writing, return_exceptions=True)
             self.store.clean()
 
-    async def _copied(self, draft: Path, cut: Cut) -> GroupsCopy:
-        """The cut's rows, copied while the ranks copy or write."""
-        copying = asyncio.create_task(self._cut.copy(cut), name="rows of a checkpoint")
+    async def _write(self, draft: Path, state: TrainerState, copying: asyncio.Task[GroupsCopy]) -> None:
         try:
-            for role, group in self._roles().items():
-                await group.save_checkpoint(str(draft / role), background=self._background)
-            return await copying
-        finally:
-            copying.cancel()
-            await asyncio.gather(copying, return_exceptions=True)
-
-    async def _write(self, draft: Path, state: TrainerState, rows: GroupsCopy) -> None:
-        try:
+            rows = await copying
             if self._background:
                 for group in self._roles().values():
                     await group.checkpoint_written(timeout=WRITE_SECONDS)
@@ -133,6 +135,7 @@ class Saver:
             await self._parts.queue.commit_step(self._partition, final)
             self._report.saved(state.step, self.store.removed)
         except BaseException as error:
+            copying.cancel()
             self.store.discard(draft)
             if self._background and isinstance(error, Exception):
                 log.error("the checkpoint of step %d could not be written: %s", state.step, error)
