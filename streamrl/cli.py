@@ -136,6 +136,11 @@ def train(argv: Sequence[str]) -> int:
     except UserError as error:
         _show(error)
         return USAGE_ERROR
+    except SystemExit as error:  # of a dataset class, a plugin: with its status a job that never ran may end with 0
+        from streamrl.runtime.failures import exit_of
+
+        _show(UserError(f"{exit_of(error)} while the job was made ready"))
+        return USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

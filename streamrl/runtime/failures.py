@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent_loop.user_code import place_of
 from streamrl.errors import UserError
 from streamrl.runtime.run_dir import LOGS
 from transfer_queue.errors import QueueFull
@@ -70,6 +71,12 @@ def queue_failed(error: Exception) -> UserError:
     """The queue did not start: its journal is damaged, its directory in use, ..."""
     cause = getattr(error, "cause", None) or error  # Ray's error holds it, with a traceback around it
     return UserError(f"the queue did not start: {last_line(cause)}")
+
+
+def exit_of(error: SystemExit) -> str:
+    """Who called sys.exit, in the middle of a job."""
+    place = place_of(error)
+    return f"sys.exit({'' if error.code is None else repr(error.code)}) was called" + (f" ({place})" if place else "")
 
 
 def last_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from streamrl.errors import UserError
 from streamrl.monitor.events import EventLog
 from streamrl.monitor.summary import Summary, print_summary
 from streamrl.monitor.terminal import TerminalView
-from streamrl.runtime.failures import explained, last_line, where_to_look
+from streamrl.runtime.failures import exit_of, explained, last_line, where_to_look
 from streamrl.runtime.interrupts import INTERRUPTS
 from streamrl.runtime.run_dir import RunDirectory, resumable
 from streamrl.runtime.unsaved import give_up_unsaved
@@ -72,7 +72,7 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
 
 
 class TrainerDied(RuntimeError):
-    """The process of the single controller ended without a word."""
+    """The process of the single controller ended without a word, or was told to by code in it."""
 
 
 def one_line(error: BaseException) -> str:
@@ -98,7 +98,10 @@ def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:
             with INTERRUPTS.asking(_stopper(session)):
                 return await session.run()
 
-    return run_virtual(main()) if is_virtual(config) else asyncio.run(main())
+    try:
+        return run_virtual(main()) if is_virtual(config) else asyncio.run(main())
+    except SystemExit as error:  # its status would become that of a failed run, and may be 0
+        raise TrainerDied(f"{exit_of(error)} in the trainer's process") from None
 
 
 def _run_ray(config: StreamRLConfig, run: RunDirectory) -> Summary:

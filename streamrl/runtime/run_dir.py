@@ -319,8 +319,8 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 ONLY_KEPT = (
-    "runs_dir", "resume_mode", "resume_from_path", "rollout_data_dir", "validation_data_dir", "log_val_generations", "logger",
-    "max_actor_ckpt_to_keep", "ckpt_keep_interval", "ckpt_include_rows",
+    "runs_dir", "resume_mode", "resume_from_path", "rollout_data_dir", "validation_data_dir", "log_val_generations",
+    "logger", "max_actor_ckpt_to_keep", "ckpt_keep_interval", "ckpt_include_rows",
 )  # fmt: skip
 """Of `trainer`: what says where the run lies, how to resume, or what to keep and show; nothing that is computed."""
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from streamrl.cli import main
 from streamrl.config import StreamRLConfig, to_yaml
 from streamrl.monitor.summary import Summary
 from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
-from streamrl.runtime.run_dir import open_run
+from streamrl.runtime.run_dir import open_run, status_of
 from streamrl.runtime.session import Session
+from tests.runtime.conftest import VIRTUAL
 
 NEVER_WAITS = (
     "trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.num_warmup_batches=3",
@@ -44,3 +49,23 @@ MINI_BATCHES = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.v1.sep
 def test_a_run_whose_groups_are_always_ready_stops_after_the_step_it_is_in(make_config, monkeypatch, more) -> None:
     summary = run_virtual(stopped_in_step(make_config(*NEVER_WAITS, *more), 4, monkeypatch))
     assert (summary.status, summary.steps) == ("interrupted", 4)
+
+
+def test_a_job_whose_code_calls_exit_does_not_end_with_0(make_config, tmp_path: Path, monkeypatch, capsys) -> None:
+    """Wherever it does, and whatever it says: here where nothing else catches it, and while the data is read."""
+    config = make_config("trainer.total_training_steps=2")
+
+    def gives_up(*_: object) -> None:
+        raise SystemExit(0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("streamrl.trainer.modes.FilterRate.look", gives_up)
+        run = open_run(Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="disable", resume_from=None)
+        console = Console(file=io.StringIO(), force_terminal=False)
+        assert launch(config, run, console) == 1
+    assert "failed: TrainerDied: sys.exit(0) was called" in console.file.getvalue()
+    assert status_of(run.path) == "failed"
+    run.release()
+    monkeypatch.setattr("streamrl.data.train_dataset", gives_up)
+    assert main(["train", "experiment=calculator", *VIRTUAL, f"trainer.runs_dir={tmp_path}"]) == 2
+    assert "sys.exit(0) was called" in capsys.readouterr().err

@@ -180,7 +180,7 @@ async def test_the_directory_of_checkpoints_may_be_a_link(tmp_path: Path) -> Non
     for step in (2, 4):
         await store.save(TrainerState(step, 0), save_shard)
     assert store.load(4).step == 4
-    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["global_step_4"]  # noqa: ASYNC240
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["global_step_4"]
     (tmp_path / "disk").rename(tmp_path / "away")
     with pytest.raises(CheckpointError, match="checkpoints is no directory, or a link to one that is not there"):
         store.steps()
