@@ -6,22 +6,16 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
-from agent_loop.loop import load_agent_loop
-from agent_loop.plugins import PluginError, is_path_spec
-from agent_loop.rewards import REWARDS
-from agent_loop.tools.base import load_tool
-from streamrl.config import algorithm_checks, data_files, hub
+from streamrl.config import algorithm_checks, code_checks, data_files, hub
 from streamrl.config.deterministic_checks import deterministic
-from streamrl.config.paths import defines, definitions, find, looked_in, registered, split_file_object
+from streamrl.config.paths import find, looked_in
 from streamrl.config.root import StreamRLConfig
+from streamrl.config.sampler_checks import sampler
 from streamrl.config.sections.types import MIN_TEMPERATURE
-from streamrl.config.signatures import POLICY_LOSS, REWARD, Caller, methods_of, misfits
 from streamrl.config.teacher_checks import teacher
 from streamrl.errors import ConfigError
-from streamrl.monitor.trackers import BUILT_IN, LIBRARIES
 from streamrl.rollout.vllm_options import check_engine_kwargs
 
 ACTOR = "actor_rollout_ref.actor"
@@ -72,33 +66,6 @@ def _actor(config: StreamRLConfig) -> Iterator[str]:
         )
 
 
-def _sampler(config: StreamRLConfig) -> Iterator[str]:
-    """Which groups are trained, and how old they may be."""
-    sampler, key = config.trainer.v1.sampler, "trainer.v1.sampler"
-    strategy, custom = sampler.max_off_policy_strategy, sampler.custom_sampler
-    if sampler.max_masked_ratio < 1 and strategy != "mask":
-        yield (
-            f"{key}.max_masked_ratio={sampler.max_masked_ratio:g} has no effect with {key}.max_off_policy_strategy="
-            f"{strategy or 'null'}; it goes with mask"
-        )
-    if custom.path is None:
-        if sampler.sampler_kwargs:
-            yield f"{key}.sampler_kwargs without {key}.custom_sampler.path: name the file of the class they are for"
-        return
-    if strategy == "wait":
-        yield (
-            f"{key}.custom_sampler.path with {key}.max_off_policy_strategy=wait: both choose which groups are trained "
-            "next; use drop, mask or null"
-        )
-    if config.trainer.v1.trainer_mode == "sync":
-        yield (
-            f"{key}.custom_sampler.path with trainer.v1.trainer_mode=sync: a step trains all prompts that were issued "
-            "for it, there is nothing to choose; use separate_async or colocate_async, or leave it out"
-        )
-    found = list(_file_object(f"{key}.custom_sampler.path", custom.path, custom.name))
-    yield from found or _without_method(f"{key}.custom_sampler.path", custom.path, custom.name)
-
-
 def _validation_weights(config: StreamRLConfig) -> Iterator[str]:
     separate, servers = config.trainer.v1.separate_async, config.actor_rollout_ref.rollout.num_replicas
     if separate.validation_weights == "pin" and servers <= separate.validation_servers:
@@ -107,14 +74,6 @@ def _validation_weights(config: StreamRLConfig) -> Iterator[str]:
             f"(validation_servers) for validation, of {ROLLOUT}.num_replicas={servers}: none is left for training; "
             "raise num_replicas, or use hold or mixed"
         )
-
-
-def _without_method(key: str, file: str, name: str) -> Iterator[str]:
-    """A class of the user's that cannot choose groups, as far as its file shows."""
-    methods = methods_of(Path(file), name)
-    if methods is not None and "choose" not in methods:
-        verl = "; it is written for verl, whose buffers poll the queue themselves" if "sample" in methods else ""
-        yield f"{key}: {file}: {name} has no method choose(ready, count, version) (docs/extending.md){verl}"
 
 
 def _lengths(config: StreamRLConfig) -> Iterator[str]:
@@ -169,6 +128,8 @@ def _vllm(config: StreamRLConfig) -> Iterator[str]:
         return
     if config.trainer.deterministic:
         yield f"{ROLLOUT}.name=vllm with trainer.deterministic=true: its samples depend on the batch; set name=torch"
+    if config.actor_rollout_ref.rollout.temperature > 2:
+        yield f"{ROLLOUT}.temperature={config.actor_rollout_ref.rollout.temperature:g}: vLLM takes up to 2"
     try:
         check_engine_kwargs(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
     except ValueError as error:
@@ -187,7 +148,7 @@ def _datasets(config: StreamRLConfig) -> Iterator[str]:
         if not data.custom_cls.name:
             yield f"data.custom_cls.name is not set; name what gives the rows in {data.custom_cls.path}"
         else:
-            yield from _file_object("data.custom_cls.path", data.custom_cls.path, data.custom_cls.name)
+            yield from code_checks.file_object("data.custom_cls.path", data.custom_cls.path, data.custom_cls.name)
         return
     for key, entries in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
         for entry in entries:
@@ -233,73 +194,6 @@ def _context(config: StreamRLConfig) -> Iterator[str]:
         )
 
 
-def _code(config: StreamRLConfig) -> Iterator[str]:
-    custom = config.reward.custom_reward_function
-    if custom.path:
-        key = "reward.custom_reward_function.path"
-        yield from _file_object(key, custom.path, custom.name, REWARD, tuple(custom.reward_kwargs))
-    rollout, loss = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.policy_loss
-    if written := split_file_object(loss.loss_mode):
-        yield from _file_object(f"{ACTOR}.policy_loss.loss_mode", *written, POLICY_LOSS)
-    for key, names in ((f"{ROLLOUT}.agent.default_agent_loop", [rollout.agent.default_agent_loop]),
-                       (f"{ROLLOUT}.tools", rollout.tools), ("trainer.logger", config.trainer.logger)):  # fmt: skip
-        for reference in filter(None, map(split_file_object, names)):
-            yield from _file_object(key, *reference)
-
-
-def _names(config: StreamRLConfig) -> Iterator[str]:
-    """What is shipped under a name is made once here; a user's own file is only looked into."""
-    rollout, reward = config.actor_rollout_ref.rollout, config.reward.custom_reward_function
-    try:
-        if not is_path_spec(rollout.agent.default_agent_loop):
-            load_agent_loop(rollout.agent.default_agent_loop)
-    except PluginError as error:
-        yield f"{ROLLOUT}.agent.default_agent_loop: {error}"
-    loss, losses = config.actor_rollout_ref.actor.policy_loss, registered(LOSSES, "register_policy_loss")
-    if not is_path_spec(loss.loss_mode) and loss.loss_mode not in losses:
-        yield (
-            f"{ACTOR}.policy_loss.loss_mode: unknown policy loss {loss.loss_mode!r}; known: {', '.join(losses)}, or "
-            "'path/to/file.py:function'"
-        )
-    if reward.path is None and reward.name not in REWARDS:
-        yield (
-            f"reward.custom_reward_function.path is not set and no reward is registered as {reward.name!r}; "
-            f"name a Python file, or set reward.custom_reward_function.name to one of {', '.join(REWARDS.names())} "
-            "(verl's own scorers, which it takes by data_source, are not here)"
-        )
-    for name, kwargs in rollout.tools.items():
-        try:
-            if not is_path_spec(name):
-                load_tool(name, **kwargs)
-        except (PluginError, ValueError) as error:
-            yield f"{ROLLOUT}.tools.{name}: {error}"
-
-
-def _trackers(config: StreamRLConfig) -> Iterator[str]:
-    known = (*BUILT_IN, *LIBRARIES)
-    for name in config.trainer.logger:
-        if not is_path_spec(name) and name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            yield f"trainer.logger: unknown tracker {name!r}; {hint}known: {', '.join(known)}, or path/to/file.py:Class"
-
-
-def _file_object(
-    key: str, file: str, name: str, caller: Caller | None = None, more: tuple[str, ...] = ()
-) -> Iterator[str]:
-    """A file that does not define `name`, or, where it is a function with a `caller`, takes other arguments."""
-    if not Path(file).is_file():
-        yield f"{key}: there is no file {file}{looked_in(file)}"
-        return
-    try:
-        if not defines(Path(file), name):
-            yield f"{key}: {file} defines no {name}; it defines {', '.join(definitions(Path(file))) or 'nothing'}"
-        elif caller is not None:
-            yield from (f"{key}: {problem}" for problem in misfits(Path(file), name, caller, more))
-    except (SyntaxError, UnicodeDecodeError) as error:
-        yield f"{key}: {file} is no valid Python: {error}"
-
-
 def _directories(config: StreamRLConfig) -> Iterator[str]:
     trainer, storage = config.trainer, config.transfer_queue.storage_dir
     if (trainer.resume_mode == "resume_path") != (trainer.resume_from_path is not None):
@@ -337,8 +231,9 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
-    _batches, _sampler, _validation_weights, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths,
-    _validation, _placement, _vllm, _datasets, _model, teacher, deterministic, _code, _names, _trackers, _directories,
+    _batches, sampler, _validation_weights, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths,
+    _validation, _placement, _vllm, _datasets, _model, teacher, deterministic, code_checks.code, code_checks.names,
+    code_checks.trackers, _directories,
     _memory,
 )  # fmt: skip
 

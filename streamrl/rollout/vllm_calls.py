@@ -36,8 +36,8 @@ CONTROL_SECONDS = 50.0
 callers (streamrl.rollout.replica), who would otherwise learn less."""
 STALL_SECONDS = 120.0
 """A running engine that gives no token for so long is taken for hung; a prefill of a large model takes seconds."""
-MIN_TEMPERATURE = 0.01
-"""vLLM raises a lower one to this silently, and the log-probs would be those of another temperature."""
+TEMPERATURES = (0.01, 2.0)
+"""vLLM takes 0, too. It raises a lower one silently, and the log-probs would be those of another temperature."""
 
 _REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _REFUSALS: dict[str, type[WeightError]] = {"WeightsMissing": WeightsMissing, "WeightsDamaged": WeightsDamaged}
@@ -229,12 +229,13 @@ class VllmCalls:
 
     async def _follow(self, call: Call) -> None:
         """From the engine's first token of a call to its last."""
+        from vllm.exceptions import VLLMClientError  # pyright: ignore[reportMissingImports]
         from vllm.inputs.engine import tokens_input  # pyright: ignore[reportMissingImports]
 
         self.check_alive()
         try:
             prompt = tokens_input(call.prompt, cache_salt=f"version {self.version}")
-            call.queue = queue = await self.engine.add_request(call.id, prompt, _engine_sampling(call))
+            call.queue = queue = await self.engine.add_request(call.id, prompt, engine_sampling(call))
             if call.aborted:
                 await self.engine.abort(call.id)
             self.check_alive()
@@ -249,6 +250,8 @@ class VllmCalls:
             raise
         except ServerDied:
             raise
+        except VLLMClientError as error:  # refused before the engine had it
+            raise ValueError(f"vLLM does not take request {call.id}: {error}") from error
         except Exception as error:  # vLLM's own, of many classes: the engine is not what it was
             raise self.fail(repr(error)) from error
 
@@ -322,7 +325,7 @@ class VllmCalls:
         raise self.fail("its process has ended" if done else f"no answer within {CONTROL_SECONDS:.0f} s")
 
 
-def _engine_sampling(call: Call) -> Any:
+def engine_sampling(call: Call) -> Any:
     """In vLLM's terms. A call that goes on elsewhere has a longer prompt: it must not draw the same numbers again."""
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams as EngineSampling  # pyright: ignore[reportMissingImports]

@@ -36,7 +36,7 @@ from agent_loop.llm.protocol import (
 )
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.requests import check_request
-from streamrl.rollout.vllm_calls import MIN_TEMPERATURE, Cache, VllmCalls
+from streamrl.rollout.vllm_calls import TEMPERATURES, Cache, VllmCalls
 from streamrl.rollout.vllm_options import engine_args, environment
 from streamrl.rollout.vllm_weights import ExpectedWeights
 from streamrl.weight_sync import WeightsMissing, WeightStore
@@ -121,8 +121,9 @@ class VllmServer:
         self._calls.check_alive()
         refuse_images(self, images)
         check_request(prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self._vocab_size)
-        if 0 < sampling.temperature < MIN_TEMPERATURE:
-            raise ValueError(f"temperature {sampling.temperature:g}: vLLM takes 0, or a number >= {MIN_TEMPERATURE:g}")
+        low, high = TEMPERATURES
+        if sampling.temperature and not low <= sampling.temperature <= high:
+            raise ValueError(f"temperature {sampling.temperature:g}: vLLM takes 0, or {low:g} to {high:g}")
         if sampling.weight_version is not None:
             raise ValueError("vLLM serves the newest weights; a request that names a version needs rollout.name=torch")
         return await self._on_engine(self._calls.generate(request_id, list(prompt_ids), sampling))

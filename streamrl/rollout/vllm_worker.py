@@ -36,7 +36,19 @@ class WorkerExtension:
             return [type(error).__name__, str(error)]
         worker: Any = self
         worker.reload_weights(weights_iterator=iter(tensors.items()))
+        if worker.device.type == "cpu" and worker.model_config.hf_text_config.tie_word_embeddings:
+            _pack_heads(worker.model_runner.get_model())
         return ["loaded", digest]
+
+
+def _pack_heads(model: Any) -> None:
+    """A head that is tied to the embeddings has their new weights now, but multiplies by its own packed copy of the
+    old ones: no file names its weights, so `reload_weights` leaves it alone (vLLM 0.32)."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # pyright: ignore[reportMissingImports]
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def end_with(pid: int) -> None:
