@@ -1,7 +1,8 @@
 """What an entry of `data.train_files` may name, and the files behind it.
 
 data/train.jsonl            a file: jsonl, json, parquet or arrow (IPC file or stream)
-data/shards                 a directory: its data files, also those of its subdirectories, sorted by path;
+data/shards                 a directory: its data files, also those of its subdirectories, sorted by path, if these have
+                            no more than MAX_ENTRIES entries together;
                             of one that `datasets` saved (save_to_disk), the shards in their order
 data/part-*.parquet         a pattern (** crosses directories), sorted by path
 hf:openai/gsm8k:main:train  a dataset of the hub or a local one, read by `datasets`: hf:NAME[:CONFIG]:SPLIT;
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,6 +28,9 @@ NEEDS_PYARROW = "needs pyarrow; pip install 'streamrl[parquet]', or convert it t
 HF = "hf:"
 _SAVED = "state.json"
 """In a directory of save_to_disk: names the shards."""
+MAX_ENTRIES = 50_000
+"""Looked at below a directory, or below where a pattern with ** begins: a second or less. There are more in a home
+directory, or /tmp, which nobody means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ def absolute(entry: str) -> str:
         return str(found)
     for root in roots() if glob.has_magic(entry) else ():
         pattern = str(root / Path(entry).expanduser())
-        if glob.glob(pattern, recursive=True):
+        if _matching(pattern):
             return pattern
     return entry
 
@@ -75,8 +80,34 @@ def files_of(entry: str) -> list[Path]:
     if path.is_dir():
         return directory_files(path)
     if not path.exists() and glob.has_magic(entry):
-        return sorted(Path(found) for found in glob.glob(entry, recursive=True) if Path(found).suffix in SUFFIXES)
+        return sorted(Path(found) for found in _matching(entry) if Path(found).suffix in SUFFIXES)
     return [path]
+
+
+def _matching(pattern: str) -> list[str]:
+    """Raises DatasetError for one with ** that has too much to look through."""
+    parts = Path(pattern).parts
+    if "**" in parts:
+        first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+        _walked(Path(*parts[:first]), pattern)
+    return glob.glob(pattern, recursive=True)
+
+
+def _walked(directory: Path, entry: str) -> list[Path]:
+    """The files below, hidden directories left out. Raises DatasetError where there is too much to look through, and
+    OSError if the directory itself cannot be listed."""
+    os.scandir(directory).close()
+    found, seen = [], 0
+    for place, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if not name.startswith(".")]
+        seen += len(directories) + len(files)
+        if seen > MAX_ENTRIES:
+            raise DatasetError(
+                f"{entry}: there are more than {MAX_ENTRIES} files and directories below {directory}; name the "
+                "directory of the data, the files, or a pattern without **"
+            )
+        found += [Path(place, name) for name in files]
+    return found
 
 
 def directory_files(directory: Path) -> list[Path]:
@@ -91,7 +122,10 @@ def directory_files(directory: Path) -> list[Path]:
 
 def _listed(directory: Path) -> list[Path]:
     if not (directory / _SAVED).is_file():
-        inner = (file for file in directory.rglob("*") if file.suffix in SUFFIXES and file.name != "dataset_dict.json")
+        inner = (
+            file for file in _walked(directory, str(directory))
+            if file.suffix in SUFFIXES and file.name != "dataset_dict.json"
+        )  # fmt: skip
         return sorted(file for file in inner if file.is_file() and not _hidden(file.relative_to(directory)))
     try:
         shards = json.loads((directory / _SAVED).read_text())["_data_files"]

@@ -49,6 +49,18 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path):
     assert prompts(write(tmp_path / "odd[1].jsonl", "odd")) == ["odd"]
 
 
+@pytest.mark.parametrize("entry", ["{}", "{}/**/*.jsonl", "{}/*/**"])
+def test_a_directory_with_too_much_in_it_is_named_before_all_of_it_was_looked_at(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    monkeypatch.setattr("streamrl.config.data_files.MAX_ENTRIES", 3)
+    with pytest.raises(DatasetError, match=f"more than 3 files and directories below {tree}; name the directory of"):
+        list(sources_of([entry.format(tree)]))
+    with pytest.raises((ConfigError, DatasetError), match=f"more than 3 files and directories below {tree}"):
+        load_config(["experiment=calculator", f"data.train_files={entry.format(tree)}"])
+    assert list(sources_of([f"{tree}/*.jsonl"]))
+
+
 def test_patterns_and_directories_are_found_from_the_working_directory(
     valid: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
 ):
