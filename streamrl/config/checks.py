@@ -19,7 +19,6 @@ from streamrl.errors import ConfigError
 from streamrl.rollout.vllm_options import check_engine_kwargs
 
 ACTOR = "actor_rollout_ref.actor"
-LOSSES = "streamrl.algorithms.policy_losses"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 

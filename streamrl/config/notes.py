@@ -39,7 +39,7 @@ def _ahead(config: StreamRLConfig) -> Iterator[str]:
     if sampler.max_off_policy_strategy is not None and ahead > bound:
         yield (
             f"trainer.v1.{v1.trainer_mode}.num_warmup_batches={ahead:g} with max_off_policy_threshold={bound + 1}: "
-            f"no more than {bound} batches are issued ahead, since more would be too old when the trainer comes to them"
+            f"batches issued ahead are at most {bound}, since more would be too old when the trainer comes to them"
         )
 
 

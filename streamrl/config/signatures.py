@@ -80,7 +80,7 @@ def misfits(file: Path, name: str, caller: Caller, more: tuple[str, ...] = ()) -
         return
     if caller is ESTIMATOR and _works_on_tokens(node):
         caller = TOKEN_ESTIMATOR
-    signature = _signature(node.args)
+    signature = signature_of(node.args)
     known = [other for other in caller.optional if other in signature.parameters]
     try:
         signature.bind(*[None] * caller.positional, **dict.fromkeys((*caller.named, *known, *more)))
@@ -95,16 +95,6 @@ def misfits(file: Path, name: str, caller: Caller, more: tuple[str, ...] = ()) -
             + (f"; {advice}" if advice else "")
             + " (docs/extending.md)"
         )
-
-
-def methods_of(file: Path, name: str) -> set[str] | None:
-    """Of the class `name` at the top level; None where it is no class there, or inherits further ones."""
-    found = [
-        n for n in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(n, ast.ClassDef) and n.name == name
-    ]
-    if not found or found[-1].bases:
-        return None
-    return {n.name for n in found[-1].body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def _function(file: Path, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -127,7 +117,7 @@ def _works_on_tokens(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(w.arg == "per" and isinstance(w.value, ast.Constant) and w.value.value == "token" for w in given)
 
 
-def _signature(arguments: ast.arguments) -> inspect.Signature:
+def signature_of(arguments: ast.arguments) -> inspect.Signature:
     """Names and kinds."""
     of = inspect.Parameter
     positional = [*((arg, of.POSITIONAL_ONLY) for arg in arguments.posonlyargs),

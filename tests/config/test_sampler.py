@@ -23,6 +23,24 @@ class OfVerl:
 
 class Inherits(Good):
     pass
+
+class Made(Good):
+    def __init__(self, spare, *, slow=False):
+        self.spare = spare
+
+class Inherited(Made):
+    pass
+
+class Takes(Good):
+    def __init__(self, **kwargs):
+        pass
+
+@dataclass
+class Decorated(Good):
+    spare: int
+
+class Far(elsewhere.Sampler):
+    pass
 """
 
 
@@ -70,6 +88,48 @@ def test_what_has_no_effect_is_refused(argument: str, says: str) -> None:
 def test_more_batches_ahead_than_may_be_old_are_a_note() -> None:
     ahead = (f"{SAMPLER}.max_off_policy_threshold=2", "trainer.v1.separate_async.num_warmup_batches=3")
     [note] = [each for each in notes(load_config([*BASE, *ahead]).config) if "num_warmup_batches" in each]
-    assert "no more than 1 batches are issued ahead" in note
-    masked = load_config([*BASE, *ahead, f"{SAMPLER}.max_off_policy_strategy=mask"]).config
-    assert not any("num_warmup_batches" in each for each in notes(masked))
+    assert "batches issued ahead are at most 1, since more would be too old" in note
+    unbound = load_config([*BASE, *ahead, f"{SAMPLER}.max_off_policy_strategy=null"]).config
+    assert not any("num_warmup_batches" in each for each in notes(unbound))
+
+
+@pytest.mark.parametrize("strategy", ["drop", "wait", "mask"])
+def test_a_policy_about_age_without_a_bound_is_refused(strategy: str) -> None:
+    unbound = (f"{SAMPLER}.max_off_policy_threshold=null", f"{SAMPLER}.max_off_policy_strategy={strategy}")
+    assert "without a bound nothing is too old" in problem(*unbound)
+    load_config([*BASE, unbound[0], f"{SAMPLER}.max_off_policy_strategy=null"])
+
+
+def test_a_fixed_lag_beyond_the_bound_is_refused() -> None:
+    fixed = ("trainer.v1.separate_async.fixed_lag=true", "trainer.v1.separate_async.num_warmup_batches=2")
+    said = problem(*fixed, f"{SAMPLER}.max_off_policy_threshold=2")
+    assert "fixed_lag=true: every sample is num_warmup_batches=2 versions old" in said
+    assert "max_off_policy_threshold=2 allows 1" in said
+    load_config([*BASE, *fixed, f"{SAMPLER}.max_off_policy_threshold=3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("Made", "+{s}.sampler_kwargs.spare=1 +{s}.sampler_kwargs.speed=2", "unexpected keyword argument 'speed'"),
+        ("Made", "", "missing a required argument: 'spare'"),
+        ("Good", "+{s}.sampler_kwargs.speed=2", "unexpected keyword argument 'speed'"),
+        ("Inherits", "+{s}.sampler_kwargs.speed=2", "unexpected keyword argument 'speed'"),
+    ],
+)
+def test_what_its_constructor_does_not_take_is_refused_by_class_and_key(
+    file: str, name: str, given: str, says: str
+) -> None:
+    said = problem(file, f"{SAMPLER}.custom_sampler.name={name}", *given.format(s=SAMPLER).split())
+    assert says in said
+    assert f"is made as {name}(" in said
+    assert "(trainer.v1.sampler.sampler_kwargs)" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("Made", ["spare"]), ("Inherited", ["spare"]), ("Takes", ["anything"]), ("Decorated", ["spare"]), ("Far", ["x"])],
+)
+def test_what_it_takes_or_does_not_show_passes(file: str, name: str, given: list[str]) -> None:
+    kwargs = [f"+{SAMPLER}.sampler_kwargs.{keyword}=1" for keyword in given]
+    load_config([*BASE, file, f"{SAMPLER}.custom_sampler.name={name}", *kwargs])

@@ -8,6 +8,7 @@ import pytest
 
 from streamrl.algorithms.advantages import Estimator
 from streamrl.config import ConfigError, load_config
+from streamrl.config.classes import AGENT_LOOP, TOOL, TRACKER, Use, class_misfits
 from streamrl.config.signatures import ESTIMATOR_ARGUMENTS, REWARD, misfits
 
 VERL_ESTIMATOR = "def f(token_level_rewards, response_mask, index, epsilon=1e-6, config=None, **kwargs): ..."
@@ -111,3 +112,26 @@ def test_a_wrong_name_lists_what_the_file_itself_defines(valid: list[str], tmp_p
         load_config([*valid, *given])
     message = str(error.value)
     assert message.endswith(("it defines g", "it has g"))
+
+
+@pytest.mark.parametrize(
+    ("use", "text", "says"),
+    [
+        (TRACKER, "def __init__(self, run): ...", "C has no method log(metrics, step) or finish()"),
+        (TRACKER, "def log(self, metrics, step): ...\n    def finish(self): ...", "C() is made as C(run): too many"),
+        (TOOL, "async def execute(self, arguments): ...", "C has no method call(arguments, ctx)"),
+        (TOOL, "def __init__(self, depth): ...\n    async def call(self, arguments, ctx): ...", "argument: 'depth'"),
+        (AGENT_LOOP, "def __init__(self, config): ...\n    async def run(self, row, ctx): ...", "argument: 'config'"),
+    ],
+)
+def test_a_class_that_cannot_be_made_or_used_is_told(tmp_path: Path, use: Use, text: str, says: str):
+    file = tmp_path / "mine.py"
+    file.write_text(f"class C:\n    {text}\n")
+    (problem,) = class_misfits(file, "C", use)
+    assert says in problem
+
+
+def test_a_tracker_without_its_methods_is_refused_before_anything_starts(valid: list[str], tmp_path: Path):
+    (tmp_path / "mine.py").write_text("class Mine:\n    def __init__(self, run): ...\n")
+    with pytest.raises(ConfigError, match="trainer.logger: .*mine.py: Mine has no method log"):
+        load_config([*valid, f"trainer.logger=[console,'{tmp_path}/mine.py:Mine']"])
