@@ -157,12 +157,14 @@ class TorchServer:
         """Raises WeightError (the old weights stay), ServerDied."""
         await self.commit_weights(path, version)
 
-    async def prepare_weights(self, path: str, version: int) -> str:
+    async def prepare_weights(self, path: str, version: int) -> str | None:
         """Requests go on meanwhile. Raises WeightError, ServerDied."""
         self._check_alive()
         self._staged = None
-        self._staged = staged = await asyncio.to_thread(stage, self._engine.model, path, version)
-        return staged.digest
+        engine = self._engine
+        serves = None if engine.invariant else engine.version
+        self._staged = staged = await asyncio.to_thread(stage, engine.model, path, version, serves=serves)
+        return staged.digest or None
 
     async def commit_weights(self, path: str, version: int) -> float:
         """Raises WeightError (the old weights stay), ServerDied."""

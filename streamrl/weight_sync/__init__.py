@@ -1,15 +1,17 @@
 """How new weights travel from the trainer's ranks to the LLM servers.
 
 ```
- rank 0 ──write(state, v)──► v00000042.safetensors ──► LATEST          (a directory on tmpfs)
-                                     │                    │
- manager ──update_weights(path, v)──►│ servers map it     │ a server that (re)starts asks latest() before it serves
+ every rank ──publish(its share, v)──► a version is complete      shm, disk: a file, each rank its rows; delta: changes
+                                              │                   collective: held by the ranks
+ manager ──prepare(path, v)──► each server has it aside, checked  │ whoever failed is out, the old version is served
+         ──commit(v)─────────► between two of its steps
+         ──LATEST────────────► what a server that (re)starts loads before it serves
 ```
 
-One interface, `WeightSync`: `write(state, version)` makes a version complete and findable, `latest()` names the newest
-complete one, `read(path)` gives its tensors, under Hugging Face's parameter names, full and unsharded. A version is
-never half visible: the file appears by rename, and LATEST is replaced after it. The same calls will carry a collective
-broadcast (`path` then names a group, not a file) and a plain disk; `shared_memory.WeightStore` is what stands.
+The trainer's end is a `Publisher` (publisher.py), chosen by configuration; what becomes of a failure is decided in
+two_phase.py; a server reads with `read_weights(path)` or, beside a live model, `load.stage`. `WeightStore` is the
+directory of versions, in shared memory or on a disk: a version in it is whole or absent, and LATEST names one that
+servers have. plan.py says which rank's numbers belong to which worker of a tensor parallel server.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from streamrl.weight_sync.protocol import (
     WeightsMismatch,
     WeightsMissing,
     WeightsNotPrivate,
+    WeightsNotWritten,
     WeightSync,
 )
 from streamrl.weight_sync.shared_memory import WeightStore
@@ -34,4 +37,5 @@ __all__ = [
     "WeightsMismatch",
     "WeightsMissing",
     "WeightsNotPrivate",
+    "WeightsNotWritten",
 ]

@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from streamrl.weight_sync.delta_files import SUFFIX, changed, read_manifest
 from streamrl.weight_sync.digest import weights_digest
-from streamrl.weight_sync.protocol import WeightsMismatch
+from streamrl.weight_sync.protocol import WeightsDamaged, WeightsMismatch
 from streamrl.weight_sync.shared_memory import read_weights
+
+logger = logging.getLogger(__name__)
 
 _NAMED = 4
 """How many names an error lists; the rest is counted."""
@@ -21,20 +26,30 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A version that has been read and fits the model. `digest`: of what was read."""
+    """A version that has been read and fits the model: all tensors, or those that differ. `digest`: of all."""
 
     path: str
     version: int
     tensors: Mapping[str, Tensor]
     digest: str
+    """Empty: of a delta, whose parts have checksums of their own."""
 
     def is_of(self, path: str, version: int) -> bool:
         return (self.path, self.version) == (path, version)
 
 
-def stage(model: nn.Module, path: str, version: int) -> Staged:
-    """Read a version, check that it fits and touch all of its bytes, so that nothing can go wrong any more. Raises
-    WeightsMissing, WeightsDamaged, WeightsMismatch; the model is not touched."""
+def stage(model: nn.Module, path: str, version: int, *, serves: int | None = None) -> Staged:
+    """Read a version, check that it fits and touch all of its bytes, so that nothing can go wrong any more. Of a delta
+    only what changes is read, if the model has the version before it (`serves`) to the bit; else all of it.
+
+    Raises WeightsMissing, WeightsDamaged, WeightsMismatch; the model is not touched.
+    """
+    if path.endswith(SUFFIX) and (manifest := read_manifest(path)).base == serves:
+        parameters = dict(model.named_parameters())
+        try:
+            return Staged(path, version, changed(Path(path), manifest, parameters), "")
+        except (WeightsDamaged, WeightsMismatch) as error:
+            logger.warning("%s is no delta of what is served, all of version %d is read: %s", path, version, error)
     tensors = read_weights(path)
     check(model, tensors)
     return Staged(path, version, tensors, weights_digest(tensors.items()))

@@ -29,7 +29,9 @@ class SyncSettings:
     older: int = 0
     """Versions below the newest that servers may still ask for."""
     keep: int = 2
-    """Versions that stay, at least (disk)."""
+    """Versions that stay, at least (disk, delta)."""
+    full_every: int = 16
+    """Versions of which one is written whole (delta)."""
 
 
 class Publisher(Protocol):
@@ -60,4 +62,8 @@ class FilePublisher:
 
 
 def publisher(settings: SyncSettings, directory: str, ranks: Ranks) -> Publisher:
+    if settings.backend == "delta":
+        from streamrl.weight_sync.delta_publisher import DeltaPublisher
+
+        return DeltaPublisher(settings, directory, ranks)
     return FilePublisher(settings, directory, ranks)

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streamrl.weight_sync.delta_files import SUFFIX, chain_of, read_chain
 from streamrl.weight_sync.mapped import map_tensors, recyclable
 from streamrl.weight_sync.protocol import (
     WeightInfo,
@@ -34,6 +35,7 @@ from streamrl.weight_sync.protocol import (
     WeightsNotPrivate,
     WeightsNotWritten,
 )
+from streamrl.weight_sync.removing import remove
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +111,7 @@ class WeightStore:
     def _take_oldest(self, version: int) -> int:
         """Write over a file that was to go anyway, and that nobody has mapped: fresh pages cost several times the copy
         that fills them. Its size."""
-        keep = {self._latest_name(), *self._older_names(version)}
+        keep = self._needed(self._latest_name(), *self._older_names(version))
         found = sorted(self.directory.glob("v*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
         if len(found) < self._keep:
             return 0
@@ -126,7 +128,7 @@ class WeightStore:
         path = self.path(version)
         os.replace(self.temporary(version), path)
         sync(self.directory)
-        self._retire(keep={path.name, self._latest_name()} | self._older_names(version))
+        self.retire(path.name, *self._older_names(version))
         return path
 
     def publish(self, version: int, path: str | os.PathLike[str]) -> None:
@@ -193,20 +195,31 @@ class WeightStore:
             return ""
         return Path(info.path).name if info else ""
 
-    def _retire(self, keep: set[str]) -> None:
-        """All but `keep`, and the last ones written as long as there is place among `self._keep`."""
-        found = sorted(self.directory.glob("v*.safetensors"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    def retire(self, *names: str) -> None:
+        """Remove all versions but these, LATEST's, what those are made of, and the last ones written as long as there
+        is place among the `keep`."""
+        keep = self._needed(self._latest_name(), *names)
+        found = sorted(self._versions(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         places = self._keep - sum(path.name in keep for path in found)
         for path in found:
-            if path.name not in keep:
-                places -= 1
-                if places < 0:
-                    path.unlink(missing_ok=True)
+            if path.name in keep:
+                continue
+            places -= 1
+            if places < 0:
+                remove(path)
+            else:
+                keep |= self._needed(path.name)
+
+    def _versions(self) -> list[Path]:
+        return [path for path in self.directory.glob("v*") if path.suffix in (".safetensors", SUFFIX)]
+
+    def _needed(self, *names: str) -> set[str]:
+        return set().union(*(chain_of(self.directory, name) for name in names if name))
 
     def _remove_leftovers(self) -> None:
         """There is one writer, so a temporary file found before writing is a dead writer's."""
         for path in self.directory.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
+            remove(path)
 
 
 def publish(info: WeightInfo) -> None:
@@ -248,7 +261,7 @@ def sync(path: Path) -> None:
 
 def read_weights(path: str) -> dict[str, Tensor]:
     """The tensors of one version, full, wherever it lies. Raises WeightsMissing, WeightsDamaged."""
-    return map_tensors(path)
+    return read_chain(path) if path.endswith(SUFFIX) else map_tensors(path)
 
 
 def _writable(state: State) -> dict[str, Tensor]:

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING
 from streamrl.weight_sync.digest import tensor_digest
 from streamrl.weight_sync.layout import Entry, FileLayout
 from streamrl.weight_sync.mapped import map_tensors, torch_types
+from streamrl.weight_sync.plan import source_box
 from streamrl.weight_sync.protocol import WeightInfo, WeightsNotWritten
 from streamrl.weight_sync.ranks import Ranks
+from streamrl.weight_sync.removing import remove
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,28 +51,21 @@ class Share:
         return Entry(self.name, safetensors_name(self.local), self.shape)
 
 
-def rows_of(length: int, rank: int, world_size: int) -> range:
-    """The rows of a tensor of `length` rows that FSDP2 (torch.chunk) gives to `rank`: the last ranks may have fewer, or
-    none."""
-    each = -(-length // world_size)
-    return range(min(rank * each, length), min((rank + 1) * each, length))
-
-
 def shares_of(named: Iterable[tuple[str, Tensor]], rank: int, world_size: int) -> Iterator[Share]:
-    """Of parameters: sharded by rows (DTensor) what lies here, of those that every rank has this rank's part. What is
+    """Of parameters: sharded by rows (DTensor) what lies here, of those that every rank has this rank's rows. What is
     sharded in another way is gathered. Collective then; every rank has to take the same ones."""
     from torch.distributed.tensor import DTensor, Shard
 
     for name, parameter in named:
         shape = tuple(parameter.shape)
-        if isinstance(parameter, DTensor):
-            if tuple(parameter.placements) == (Shard(0),) and shape:
-                first = rows_of(shape[0], rank, world_size).start
-                yield Share(name, shape, first * math.prod(shape[1:]), parameter.to_local().detach().reshape(-1))
-                continue
-            parameter = parameter.full_tensor()
-        mine = rows_of(math.prod(shape), rank, world_size)
-        yield Share(name, shape, mine.start, parameter.detach().reshape(-1)[mine.start : mine.stop])
+        rows = source_box(shape, rank, world_size)[0]
+        inner = math.prod(shape[1:])
+        if isinstance(parameter, DTensor) and tuple(parameter.placements) == (Shard(0),):
+            local = parameter.to_local().detach().reshape(-1)
+        else:
+            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            local = full.detach().reshape(-1)[rows.start * inner : rows.stop * inner]
+        yield Share(name, shape, rows.start * inner, local)
 
 
 def write_shares(store: WeightStore, shares: Sequence[Share], version: int, ranks: Ranks) -> WeightInfo | None:
@@ -82,7 +77,7 @@ def write_shares(store: WeightStore, shares: Sequence[Share], version: int, rank
     began = time.perf_counter()
     layout = FileLayout.of((share.entry for share in shares), {"version": str(version), "format": "pt"})
     temporary = store.temporary(version)
-    step = _Step(ranks, version, temporary)
+    step = Together(ranks, version, temporary)
     with step:
         if ranks.rank == 0:
             store.begin(version, layout.size)
@@ -95,7 +90,7 @@ def write_shares(store: WeightStore, shares: Sequence[Share], version: int, rank
             for share in shares:
                 start = time.perf_counter()
                 local = share.local.to("cpu").contiguous()
-                if not _finite(local):
+                if not finite(local):
                     broken.append(share.name)
                 gathered += time.perf_counter() - start
                 if ranks.world_size == 1:
@@ -120,7 +115,7 @@ def write_shares(store: WeightStore, shares: Sequence[Share], version: int, rank
     return WeightInfo(version, str(path), layout.size, took, digest, staged=True, stages=stages)
 
 
-def _finite(tensor: Tensor) -> bool:
+def finite(tensor: Tensor) -> bool:
     if not tensor.numel() or tensor.dtype.itemsize < 2 or not tensor.is_floating_point():
         return True
     least, most = tensor.aminmax()  # NaN wins in both
@@ -165,13 +160,13 @@ def _digest(path: Path, names: Iterable[str]) -> int:
     return sum(tensor_digest(name, tensors[name]) for name in names) & _WORD
 
 
-class _Step:
+class Together:
     """`with step:` runs a part of the work; afterwards all ranks know whether it went well on each of them."""
 
     def __init__(self, ranks: Ranks, version: int, temporary: Path) -> None:
         self._ranks, self._version, self._temporary = ranks, version, temporary
 
-    def __enter__(self) -> _Step:
+    def __enter__(self) -> Together:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -180,8 +175,7 @@ class _Step:
         failed = self._ranks.added_up([int(error is not None)])[0]
         if not failed:
             return
-        if self._ranks.rank == 0:
-            self._temporary.unlink(missing_ok=True)
+        self._remove()
         if isinstance(error, OSError) and not isinstance(error, WeightsNotWritten):
             raise WeightsNotWritten(self._told(error)) from error
         if error is None:
@@ -191,13 +185,16 @@ class _Step:
         """Numbers that are not finite, here or elsewhere, end it on all ranks."""
         found = self._ranks.added_up([len(broken)])[0]
         if found:
-            if self._ranks.rank == 0:
-                self._temporary.unlink(missing_ok=True)
+            self._remove()
             raise FloatingPointError(
                 f"weights of version {self._version} are not finite ({found} tensors"
                 f"{f', the first {broken[0]}' if broken else ', on other ranks'}): the training has diverged. "
                 "Lower the learning rate or look at the loss, and go on from a checkpoint"
             )
+
+    def _remove(self) -> None:
+        if self._ranks.rank == 0:
+            remove(self._temporary)
 
     def _told(self, error: OSError) -> str:
         where = self._temporary.parent

@@ -18,7 +18,6 @@ from typing import Protocol, runtime_checkable
 from streamrl.weight_sync.protocol import WeightError, WeightsDamaged, WeightsMissing
 
 
-
 @runtime_checkable
 class TwoPhase(Protocol):
     """What an LLM server may offer beside `update_weights`. One that does not loads everything at its commit."""
