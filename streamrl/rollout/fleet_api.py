@@ -62,8 +62,7 @@ class FleetApi:
         self._thread.start()
 
     async def close(self) -> None:
-        """Also of requests that are still being worked on: they fail."""
-        self._server.closing = True
+        """Requests that are still being worked on get no answer."""
         await asyncio.to_thread(self._server.shutdown)
         self._server.server_close()
         for file in self._files:
@@ -74,7 +73,7 @@ class _Server(KeyedServer):
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], key: bytes, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> None:
-        self.fleet, self._loop, self.closing = fleet, loop, False
+        self.fleet, self._loop = fleet, loop
         super().__init__(address, key, _Handler)
 
     def wait_for(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
