@@ -119,7 +119,7 @@ def _from_verl(file: str) -> int:
 
 def train(argv: Sequence[str]) -> int:
     """`streamrl train`, and `python -m streamrl.main`."""
-    from streamrl.runtime.preflight import check_machine
+    from streamrl.runtime.preflight import check_machine, not_installed
 
     options = _train_parser().parse_intermixed_args([argument for argument in argv if argument not in VERL_ENTRY])
     try:
@@ -127,6 +127,8 @@ def train(argv: Sequence[str]) -> int:
             config = _checked(_fetched(options), options.config_dir, like_verl=options.verl)
         if options.dry_run:
             print(to_yaml(config), end="", flush=True)
+            for problem in not_installed(config):
+                print(f"note: this machine would refuse the run: {problem}", file=sys.stderr)
             print("ok: configuration and data can be used; nothing was started (--dry-run)", file=sys.stderr)
             return 0
         check_ports(config)

@@ -9,15 +9,16 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from streamrl.config import StreamRLConfig
-from streamrl.errors import UserError
+from streamrl.errors import DamagedFileError, UserError
 from streamrl.monitor.events import EventLog
-from streamrl.monitor.summary import Summary, print_summary
+from streamrl.monitor.metrics_log import read_metrics
+from streamrl.monitor.summary import Summary, print_summary, write_summary
 from streamrl.monitor.terminal import TerminalView
 from streamrl.runtime.failures import exit_of, explained, last_line, where_to_look
 from streamrl.runtime.interrupts import INTERRUPTS
@@ -27,13 +28,23 @@ from streamrl.runtime.unsaved import give_up_unsaved
 if TYPE_CHECKING:
     from streamrl.runtime.session import Session
 
+log = logging.getLogger(__name__)
+
 FAILED = 1
 INTERRUPTED = 130
 
 
 def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = None) -> int:
-    """Run to the end; the exit status. Raises UserError for what the user can mend."""
-    console = console or Console()
+    """Run to the end; the exit status. Raises UserError for what the user can mend. There is a summary then: of a run
+    that failed at its start, or whose trainer died, the one written here."""
+    try:
+        return _seen_through(config, run, console or Console())
+    except BaseException as error:
+        _sum_up(run, error)
+        raise
+
+
+def _seen_through(config: StreamRLConfig, run: RunDirectory, console: Console) -> int:
     if run.note:
         console.print(f"note: {run.note}", soft_wrap=True, markup=False)
     console.print(f"{'resuming' if run.resumed else 'run directory:'} {run.path}", soft_wrap=True)
@@ -55,6 +66,7 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         error = explained(error, run.path)
         if isinstance(error, UserError):
             raise error from None
+        _sum_up(run, error)
         again = "; the same command resumes this run" if resumable(run.path) else ""
         console.print(
             f"failed: {one_line(error)}\nsee {where_to_look(run.path)}{again}",
@@ -69,6 +81,22 @@ def launch(config: StreamRLConfig, run: RunDirectory, console: Console | None = 
         console.print(f"stopped; the same command {again}")
         return INTERRUPTED
     return 0
+
+
+def _sum_up(run: RunDirectory, error: BaseException) -> None:
+    """The summary of a run that ended by `error`, unless it has one."""
+    if run.summary.exists():
+        return
+    steps = 0
+    with suppress(DamagedFileError, OSError):
+        for line in read_metrics(run.path):
+            steps = line["step"]
+    interrupted = isinstance(error, KeyboardInterrupt)
+    status, why = ("interrupted", "") if interrupted else ("failed", one_line(error))
+    try:
+        write_summary(run.path, Summary(status=status, error=why, steps=steps, train_seconds=0.0))
+    except OSError:  # what ended the run is told, not this
+        log.exception("no summary could be written")
 
 
 class TrainerDied(RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -31,9 +31,8 @@ TRAINING_COPIES = 4
 
 def check_machine(config: StreamRLConfig) -> None:
     """Raise UserError, saying what is needed, what there is and which key to change."""
-    check_trackers(config.trainer.logger)
-    if config.actor_rollout_ref.rollout.name == "vllm" and not vllm_options.installed():
-        raise UserError(f"actor_rollout_ref.{vllm_options.NOT_INSTALLED}")
+    for problem in not_installed(config):
+        raise UserError(problem)
     _check_storage(config)
     if config.runtime == "local" or os.environ.get("RAY_ADDRESS"):
         return  # one process; or a cluster, whose nodes Ray and the placement know
@@ -42,13 +41,15 @@ def check_machine(config: StreamRLConfig) -> None:
     _check_memory(config)
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Raise UserError for libraries that are not installed."""
-    if absent := missing(names):
-        raise UserError(
+def not_installed(config: StreamRLConfig) -> Iterator[str]:
+    """What the configuration asks for and this machine lacks: a run is refused, a dry run tells."""
+    if absent := missing(config.trainer.logger):
+        yield (
             f"trainer.logger: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed; "
             f"pip install {' '.join(absent)} (or streamrl[{','.join(absent)}]), or leave it out"
         )
+    if config.actor_rollout_ref.rollout.name == "vllm" and not vllm_options.installed():
+        yield f"actor_rollout_ref.{vllm_options.NOT_INSTALLED}"
 
 
 def _check_gpus(config: StreamRLConfig) -> None:

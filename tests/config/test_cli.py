@@ -30,6 +30,16 @@ def test_a_dry_run_prints_the_resolved_configuration_and_makes_no_run_directory(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_tells_which_libraries_this_machine_lacks(
+    valid: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("streamrl.runtime.preflight.missing", lambda names: [n for n in names if n == "wandb"])
+    assert train([*valid, "--dry-run", "trainer.logger=[console,wandb]"]) == 0
+    note, ok = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: this machine would refuse the run: trainer.logger: wandb is not installed; pip")
+    assert ok == OK
+
+
 def test_every_mistake_of_a_command_line_is_a_line_on_stderr_with_status_2(
     valid: list[str], capsys: pytest.CaptureFixture[str]
 ):

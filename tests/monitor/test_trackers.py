@@ -17,6 +17,7 @@ from streamrl.errors import UserError
 from streamrl.monitor.registry import check_step_metrics
 from streamrl.monitor.trackers import LIBRARIES, Lane, TrackedRun, Trackers, open_trackers
 from streamrl.runtime import preflight
+from tests.runtime.conftest import small_config
 
 FAKE = '''
 """A tracker as a user writes one."""
@@ -177,6 +178,39 @@ def test_a_tracker_that_fails_is_told_once_and_counted_at_the_end() -> None:
     assert good.finished
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def test_a_tracker_whose_error_has_no_text_is_told_and_counted_like_any_other() -> None:
+    class Bad(Recorder):
+        def log(self, metrics: Mapping[str, float], step: int) -> None:
+            raise Unspeakable
+
+        def finish(self) -> None:
+            self.finished = True
+            raise Unspeakable
+
+    def unmade() -> Bad:
+        raise Unspeakable
+
+    told: list[str] = []
+    bad = Bad()
+    trackers = Trackers([Lane("bad", lambda: bad, told.append), Lane("unmade", unmade, told.append)])
+    for step in range(3):
+        trackers.log({"x": 1.0}, step)
+    trackers.close(10.0)
+    assert bad.finished
+    why = "Unspeakable: (its text cannot be had: SystemExit)"
+    assert sorted(told) == [
+        f"tracker bad did not finish: {why}",
+        f"tracker bad failed: {why}",
+        "tracker bad: 3 calls failed; metrics.jsonl has everything",
+        f"tracker unmade could not start, and the run goes on without it: {why}",
+    ]
+
+
 def test_a_tracker_that_cannot_start_costs_a_line(place: Path) -> None:
     told: list[str] = []
     (place / "bad.py").write_text("class Bad:\n    def __init__(self, run):\n        raise SystemExit('no key')\n")
@@ -218,9 +252,10 @@ def test_only_finite_numbers_reach_a_tracker() -> None:
 
 def test_a_library_that_is_not_installed_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config = small_config("trainer.logger=[console,mlflow,wandb]")
     with pytest.raises(UserError, match=r"trainer\.logger: mlflow, wandb are not installed; pip install mlflow wandb"):
-        preflight.check_trackers(("console", "mlflow", "wandb"))
-    preflight.check_trackers(("console", "file"))
+        preflight.check_machine(config)
+    assert list(preflight.not_installed(small_config("trainer.logger=[console,file]"))) == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from streamrl.monitor.trackers.base import TakesSamples, Tracker
@@ -111,9 +112,17 @@ class Lane:
             return self._waiting.popleft() if self._waiting else None
 
     def _trouble(self, what: str, error: BaseException) -> None:
-        logger.warning("%s", what, exc_info=error)
-        text = " ".join(str(error).split())[:300]
-        self._tell(f"{what}: {type(error).__name__}: {text}")
+        with suppress(Exception):  # what formats a traceback asks the error for its text, too
+            logger.warning("%s", what, exc_info=error)
+        self._tell(f"{what}: {type(error).__name__}: {text_of(error)}")
+
+
+def text_of(error: BaseException) -> str:
+    """What it says, in one short line, also where asking it fails."""
+    try:
+        return " ".join(str(error).split())[:300]
+    except BaseException as other:  # noqa: BLE001  (code of a library's)
+        return f"(its text cannot be had: {type(other).__name__})"
 
 
 def could_not_start(name: str) -> str:

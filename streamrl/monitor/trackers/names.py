@@ -10,7 +10,7 @@ from functools import partial
 from agent_loop.plugins import is_path_spec, load_from_file
 from streamrl.monitor.trackers import libraries
 from streamrl.monitor.trackers.base import TrackedRun, Tracker
-from streamrl.monitor.trackers.lane import Lane, Trackers, could_not_start
+from streamrl.monitor.trackers.lane import Lane, Trackers, could_not_start, text_of
 
 BUILT_IN = ("file", "console")
 """Names in trainer.logger that are no trackers: metrics.jsonl, which every run writes, and the terminal view."""
@@ -51,7 +51,7 @@ def open_trackers(names: Iterable[str], run: TrackedRun, tell: Callable[[str], N
         try:
             make = load_from_file(name, "tracker") if is_path_spec(name) else _imported(name)
         except Exception as error:  # noqa: BLE001  (whatever an import may run into)
-            tell(f"{could_not_start(shown)}: {type(error).__name__}: {error}")
+            tell(f"{could_not_start(shown)}: {type(error).__name__}: {text_of(error)}")
         else:
             lanes.append(Lane(shown, partial(make, run), tell))
     return Trackers(lanes)
