@@ -26,7 +26,7 @@ from streamrl.single_controller.errors import WorkerFailed
 from streamrl.trainer.batch_log import BatchLog, last_committed, other_lineage
 from streamrl.trainer.checkpoint import REMEDY, CheckpointError, CheckpointStore, TrainerState
 from streamrl.trainer.parts import Parts
-from streamrl.trainer.queue_cut import QueueCut
+from streamrl.trainer.queue_cut import Cut, QueueCut
 from streamrl.trainer.report import Reporter
 from streamrl.trainer.resume_checks import unlike
 from transfer_queue.checkpoint import GroupsCopy
@@ -83,11 +83,15 @@ class Saver:
             )
             span.add(groups=len(cut.finished))
             draft = self.store.draft(step)
-            copying = asyncio.create_task(self._cut.copy(cut), name=f"rows of step {step}")
+            begin = asyncio.Event()
+            if not self._background:
+                begin.set()
+            copying = asyncio.create_task(self._copy(cut, begin), name=f"rows of step {step}")
             self._copying = copying
             try:
                 for role, group in self._roles().items():
                     await group.save_checkpoint(str(draft / role), background=self._background)
+                begin.set()
             except BaseException:
                 copying.cancel()
                 self.store.discard(draft)
@@ -96,6 +100,11 @@ class Saver:
             self._writing = asyncio.create_task(self._write(draft, state, copying), name=f"checkpoint of step {step}")
             if not self._background:
                 await self.finish()
+
+    async def _copy(self, cut: Cut, begin: asyncio.Event) -> GroupsCopy:
+        """The cut's rows: while the ranks write, or, if these only copy, once training goes on."""
+        await begin.wait()
+        return await self._cut.copy(cut)
 
     async def copied(self) -> None:
         """Wait until rows that the save under way is to hold may leave the queue: before a step drops or acks any."""
