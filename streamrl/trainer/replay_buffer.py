@@ -23,6 +23,7 @@ from streamrl.trainer.giving_up import GivingUp
 from streamrl.trainer.group_buffer import GroupBuffer
 from streamrl.trainer.selection import FILTERED, Selection
 from streamrl.trainer.staleness import Room
+from streamrl.trainer.stalls import look_at
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, NotFound
 from transfer_queue.keys import row_key
@@ -267,8 +268,9 @@ class ReplayBuffer:
             oldest = ", ".join(f"{g.uid} ({g.state}, attempt {g.attempt})" for g in self.buffer.waiting()[:3]) or "none"
             raise DeadlineExceeded(
                 f"the trainer waited {self._stall_timeout:g} s for {what} of partition {self._partition!r}; depth "
-                f"{self.buffer.depth}; oldest unfinished: {oldest}. Look at the agent workers and LLM servers, "
-                "or raise trainer.stall_timeout"
+                f"{self.buffer.depth}; oldest unfinished: {oldest}. "
+                f"{await look_at(self._client, 'Look at the agent workers and LLM servers')}, or raise "
+                "trainer.stall_timeout"
             ) from None
         if failure := self._failure():
             raise failure

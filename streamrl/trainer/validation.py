@@ -17,6 +17,7 @@ from agent_loop.session import RESERVED, SEEDED_AS, TELLS_ALL
 from streamrl.config.sections.rollout import ValidationSamplingConfig
 from streamrl.trainer.feeder import PromptSource
 from streamrl.trainer.group_buffer import FIRST_GROUPS, kind_of
+from streamrl.trainer.stalls import look_at
 from streamrl.trainer.validation_metrics import FAILED, GREEDY, SCORE, Answer, Outcomes, Question
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
@@ -133,7 +134,8 @@ class Validator:
             if not changes.groups and changes.seq == seq:
                 raise DeadlineExceeded(
                     f"validation {label!r} waited {self._stall_timeout:g} s for {len(current.expected)} questions, as "
-                    f"{next(iter(current.expected))}; depth {changes.depth}. Look at the agent workers and LLM servers"
+                    f"{next(iter(current.expected))}; depth {changes.depth}. "
+                    + await look_at(self._client, "Look at the agent workers and LLM servers")
                 )
             current.fold(changes.groups)
             current.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,29 @@ def test_a_job_whose_code_calls_exit_does_not_end_with_0(make_config, tmp_path: 
     with monkeypatch.context() as patched:
         patched.setattr("streamrl.trainer.modes.FilterRate.look", gives_up)
         run = open_run(Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="disable", resume_from=None)
-        console = Console(file=io.StringIO(), force_terminal=False)
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=False)
         assert launch(config, run, console) == 1
-    assert "failed: TrainerDied: sys.exit(0) was called" in console.file.getvalue()
+    assert "failed: TrainerDied: sys.exit(0) was called" in out.getvalue()
     assert status_of(run.path) == "failed"
     run.release()
     monkeypatch.setattr("streamrl.data.train_dataset", gives_up)
     assert main(["train", "experiment=calculator", *VIRTUAL, f"trainer.runs_dir={tmp_path}"]) == 2
     assert "sys.exit(0) was called" in capsys.readouterr().err
+
+
+def test_a_run_that_waits_in_vain_since_the_queue_is_full_says_so(make_config) -> None:
+    small = (
+        "transfer_queue.unit_budget_bytes=65536", "transfer_queue.segment_bytes=65536", "trainer.stall_timeout=40",
+        "transfer_queue.spill_budget_bytes=0", "actor_rollout_ref.rollout.sim.response_tokens_mean=200",
+        "trainer.v1.trainer_mode=separate_async",
+    )  # fmt: skip
+    config = make_config(*small)
+    run = open_run(Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="disable", resume_from=None)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=False, width=10_000)
+    assert launch(config, run, console) == 1
+    told = out.getvalue()
+    assert "The queue's memory is full, and writers (agent workers, the feeder) wait for room" in told
+    assert re.search(r"the first: 'agent-0' waited [\d.]+ s for room for \d+ bytes.* of 131072 bytes", told)
+    run.release()

@@ -345,7 +345,7 @@ class ControllerCore:
             case ListKeys() as body:
                 return self.ledger.listing(body.partition)
             case Stats() as body:
-                return self._stats(self.ledger.stats(now, orders=body.orders))
+                return self._stats(self.ledger.stats(now, orders=body.orders), now)
             case Hello() | Bye():
                 return Ok()
             case OpenPartition(durability="journal") as body:
@@ -369,7 +369,7 @@ class ControllerCore:
             case ListKeys() if self.pages is not None:
                 return self.ledger.listing_parts(body.partition, ROWS)
             case Stats() if self.pages is not None and len(self.ledger.partitions) > PARTITIONS:
-                head = self._stats({})
+                head = self._stats({}, now)
                 pieces = self.ledger.stats_parts(now, PARTITIONS, orders=body.orders)
                 return (msgspec.structs.replace(head, partitions=piece) for piece in pieces)
             case Watch() if self.pages is not None:
@@ -525,7 +525,8 @@ class ControllerCore:
                 self._grants.free([m.segment.segment])
         return Ok()
 
-    def _stats(self, partitions: dict[str, PartitionStats]) -> QueueStats:
+    def _stats(self, partitions: dict[str, PartitionStats], now: float) -> QueueStats:
+        writers = [parked for where in (SEGMENTS, DISK_SEGMENTS) for parked in self._parking.queue(where)]
         units = {unit.client for unit in self._grants.units.values()}
         return QueueStats(
             epoch=self.ledger.epoch,
@@ -533,7 +534,14 @@ class ControllerCore:
             units=self._grants.stats(),
             clients=sum(client not in units for client in self._clients),
             requests=self.account.stats(),
+            no_room=len(writers),
+            first_without_room=self._ran_out_of_room(writers[0], now) if writers else "",
         )
+
+    def _ran_out_of_room(self, parked: Parked, now: float) -> str:
+        assert isinstance(parked.body, SegmentRequest)
+        who = self._clients.get(parked.client, parked.client)
+        return wording.segment(self._grants, parked.body, who, now - parked.since)
 
     # --- waiting ----------------------------------------------------------------------------------------------
 
@@ -648,8 +656,8 @@ class ControllerCore:
                 return Failed(DeadlineExceeded.code, wording.lease(self.ledger, body, waited, now))
             case Admit() as body:
                 return Failed(QueueFull.code, wording.admit(self.ledger, body, who, waited, now), RETRY_AFTER)
-            case SegmentRequest() as body:
-                return Failed(QueueFull.code, wording.segment(self._grants, body, who, waited), RETRY_AFTER)
+            case SegmentRequest():
+                return Failed(QueueFull.code, self._ran_out_of_room(parked, now), RETRY_AFTER)
             case Fetch() as body:
                 return Failed(DeadlineExceeded.code, self._fetching.wording(self.ledger, body, waited))
             case Lookup() | Find() as body:

@@ -649,13 +649,17 @@ class RequestStats(Message):
 
 
 class QueueStats(Message, tag=True):
-    """`epoch` counts the lives of the controller on its directory, from 1. `requests`: by the name of their message."""
+    """`epoch` counts the lives of the controller on its directory, from 1. `requests`: by the name of their message.
+    `no_room`: writers that wait for room to write to, and what the first of them would be told if it waited no longer.
+    """
 
     epoch: int
     partitions: dict[str, PartitionStats]
     units: list[UnitStats]
     clients: int
     requests: dict[str, RequestStats] = {}
+    no_room: int = 0
+    first_without_room: str = ""
 
 
 class Granted(Message, tag=True):
