@@ -87,12 +87,12 @@ class Agent:
         return self.client.hear(news)
 
 
-async def slot_use(workers: int, *, rounds: float = 5.0, pause: float = 1.6) -> float:
+async def slot_use(workers: int, *, of: int = SERVERS, rounds: float = 5.0, pause: float = 1.6) -> float:
     """1.2 sessions per slot, each with a pause of `pause` seconds on average between its requests."""
-    servers = {f"server-{i}": SimServer(LENGTHS, max_num_seqs=SLOTS, max_model_len=8192) for i in range(SERVERS)}
+    servers = {f"server-{i}": SimServer(LENGTHS, max_num_seqs=SLOTS, max_model_len=8192) for i in range(of)}
     agents = {f"agent-{i}": Agent(f"agent-{i}", servers) for i in range(workers)}
     beating = asyncio.ensure_future(Fleet(LLMServerManager(servers), lambda: agents).run())
-    random, slots = Random(workers), SERVERS * SLOTS
+    random, slots = Random(workers), of * SLOTS
     open_requests = 0
 
     async def session(number: int) -> None:

@@ -254,6 +254,7 @@ class Router:
             state.others_requests, state.others_tokens = told.others_requests, told.others_tokens
             state.told_requests, state.told_tokens = told.told_requests, told.told_tokens
             state.version, state.lags = told.version, newest - told.version > self.max_lag
+        for state in self.servers.values():
             self._weigh(state)
 
     # --- requests ---------------------------------------------------------------------------------------------

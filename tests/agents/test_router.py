@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.llm.router import Router, ServerNews, Ticket
+from agent_loop.llm.router import Router, ServerNews, ServerState, Ticket
 
 
 def test_ties_rotate() -> None:
@@ -234,6 +234,90 @@ def tell_each_other(routers: list[Router]) -> None:
                 told_tokens=tokens,
             )
         router.hear(news, len(routers))
+
+
+NEWS = st.builds(
+    ServerNews,
+    version=st.integers(0, 5),
+    max_requests=st.none() | st.integers(1, 6),
+    max_tokens=st.none() | st.integers(1, 900),
+    others_requests=st.integers(0, 6),
+    others_tokens=st.integers(0, 2000),
+)
+EVERYTHING = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["acquire", "acquire", "acquire", "release", "release", "fail", "eject", "readmit", "observe", "served",
+             "drain", "hear", "add", "remove", "reserve"]
+        ),
+        st.integers(0, 30), st.integers(1, 500), st.dictionaries(st.sampled_from("abcd"), NEWS, max_size=4),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(EVERYTHING)
+def test_a_ticket_is_given_if_and_only_if_a_server_may_take_one_whatever_has_happened(
+    steps: list[tuple[str, int, int, dict[str, ServerNews]]],
+) -> None:
+    router = Router("abcd")
+    tickets: list[Ticket] = []
+    for step, pick, amount, news in steps:
+        name, ticket = "abcd"[pick % 4], tickets[pick % len(tickets)] if tickets else None
+        match step:
+            case "acquire":
+                fit = {n for n, s in router.servers.items() if may_take(router, s)}
+                needed = pick % 7
+                fit = {n for n in fit if router.servers[n].version >= needed}
+                given_ = router.acquire(f"session {pick % 5}", amount, version=needed)
+                assert (given_ is None) == (not fit)
+                if given_ is not None:
+                    assert given_.server in fit
+                    kept = {n for n in fit if not router.servers[n].lags}
+                    assert needed or given_.server in (kept or fit)
+                    tickets.append(given_)
+            case "release" if ticket:
+                router.release(tickets.pop(pick % len(tickets)))
+            case "fail" if ticket:
+                router.fail(ticket, "died")
+            case "served" if ticket:
+                router.served(ticket)
+            case "eject":
+                router.eject(name, "died")
+            case "readmit":
+                router.readmit(name, amount % 6)
+            case "observe":
+                router.observe(name, amount % 6)
+            case "drain":
+                router.drain(name)
+            case "hear":
+                router.hear(news, 1 + pick % 4)
+            case "add":
+                router.add(name, healthy=pick % 2 == 0)
+            case "remove":
+                router.remove(name)
+            case "reserve":
+                router.reserve([name] if pick % 3 == 0 else [])
+    for ticket in tickets:
+        router.release(ticket)
+    assert router.in_flight() == 0
+    assert all(state.tokens == state.requests == 0 for state in router.servers.values())
+
+
+def may_take(router: Router, state: ServerState) -> bool:
+    """As the docstrings say it, without the router's numbers."""
+    mine, others = state.requests, router.routers - 1
+    requests = mine + max(0, state.others_requests + others * (mine - state.told_requests))
+    tokens = state.tokens + max(0, state.others_tokens + others * (state.tokens - state.told_tokens))
+    if router.routers == 1:
+        tokens = state.tokens
+    if not state.in_service or state.reserved or (state.status == "probation" and mine):
+        return False
+    limit = state.max_requests
+    if limit is not None and requests >= limit and mine >= max(1, limit // router.routers):
+        return False
+    limit = state.max_tokens
+    return limit is None or not mine or tokens < limit or state.tokens < limit // router.routers
 
 
 def held(router: Router, session: str, tokens: int, **needs: int) -> Ticket:

@@ -12,6 +12,7 @@ import pytest
 from agent_loop.llm.client import Patience, RoutedClient
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied
+from benchmarks.router import slot_use
 from streamrl.rollout.fleet import SILENT_SECONDS, Fleet, FleetError
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.sim import SimConfig, SimServer
@@ -230,3 +231,37 @@ def test_no_server_gets_more_than_its_slots_and_their_spare_while_requests_wait_
         assert all(len(got.token_ids) == 30 for got in await asyncio.gather(*calls))
 
     world.run(test())
+
+
+def test_when_one_of_three_servers_is_killed_no_request_fails_and_the_others_are_full_within_5_seconds() -> None:
+    world = World(count=3, slots=8)
+
+    async def session(number: int) -> None:
+        for turn in range(1000):
+            got = await world.generate(number % 2, 20 + number, f"s{number}-{turn}")
+            assert (got.stop_reason, len(got.token_ids)) == ("length", 20 + number)
+
+    async def tokens() -> int:
+        return sum([(await world.servers[name].load()).tokens_generated for name in ("server-1", "server-2")])
+
+    async def test() -> None:
+        sessions = [asyncio.ensure_future(session(number)) for number in range(28)]
+        await asyncio.sleep(20)
+        world.servers["server-0"].die()
+        await asyncio.sleep(5)
+        before = await tokens()
+        await asyncio.sleep(20)
+        assert await tokens() - before >= 0.95 * 20 * 2 * 8 / SIM.token_seconds
+        assert not any(task.done() for task in sessions)
+        world.servers["server-0"].restart()
+        await asyncio.sleep(10)
+        assert (await world.servers["server-0"].load()).running >= 7
+        for task in sessions:
+            task.cancel()
+        await asyncio.gather(*sessions, return_exceptions=True)
+
+    world.run(test())
+
+
+def test_workers_that_hear_of_each_other_fill_the_slots_nearly_as_an_oracle_would() -> None:
+    assert run_virtual(slot_use(4, of=16, rounds=3.0)) >= 0.95
