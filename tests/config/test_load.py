@@ -49,8 +49,15 @@ def test_a_tool_setting_is_one_argument():
     assert config.actor_rollout_ref.rollout.tools["calculator"]["latency_mean"] == 0
 
 
+SEARCH = """
+class Search:
+    def __init__(self, top=5): ...
+    async def call(self, arguments, ctx): ...
+"""
+
+
 def test_tools_are_a_list_of_names_or_of_names_with_settings(valid: list[str], tmp_path: Path):
-    (tmp_path / "my.py").write_text("class Search: ...\n")
+    (tmp_path / "my.py").write_text(SEARCH)
     tools = "actor_rollout_ref.rollout.tools"
     one = load_config([*valid, f"{tools}={tmp_path}/my.py:Search"]).config
     two = load_config([*valid, f"{tools}=[calculator,{{tool:{tmp_path}/my.py:Search,top:3}}]"]).config
@@ -67,7 +74,7 @@ def test_a_list_of_tools_replaces_those_of_an_experiment(monkeypatch: pytest.Mon
 def test_code_of_the_user_is_found_from_the_working_directory(
     valid: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "my.py").write_text("class Search: ...\n")
+    (tmp_path / "my.py").write_text(SEARCH)
     monkeypatch.chdir(tmp_path)
     config = load_config([*valid, "actor_rollout_ref.rollout.tools=my.py:Search"]).config
     assert list(config.actor_rollout_ref.rollout.tools) == [f"{tmp_path}/my.py:Search"]
