@@ -20,13 +20,16 @@ from agent_loop.llm.router import Ticket
 
 @dataclass(slots=True, eq=False)
 class OpenCall:
-    """One `generate` under way. `key`: of its prompt, if servers died under that before."""
+    """One `generate` under way."""
 
     id: str
     ticket: Ticket
     lost: asyncio.Future[None]
     """Fails with ServerDied when the server is found to be gone."""
     suspect: bool = False
+    """Servers died under its prompt, and it has yet to show a token."""
+    waited: float = 0.0
+    """Seconds in the line."""
     got: Generation = field(default_factory=Generation)
 
 

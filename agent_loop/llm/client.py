@@ -85,6 +85,7 @@ class RoutedClient:
                     done.stop_reason = "aborted"
                     return done
                 server, barren = call.ticket.server, False
+                done.queue_seconds += call.waited
                 try:
                     piece = await self._call(call, prompt_ids, sampling, images, done)
                 except ServerDied as error:
@@ -184,12 +185,15 @@ class RoutedClient:
         try:
             if key:
                 self._suspicion.check(key)
+            loop = asyncio.get_running_loop()
+            came = loop.time()
             ticket = await self._line.take(session, len(prompt_ids) + budget, reserved=reserved)
             if ticket is not None:
                 self._requests += 1
-                lost = asyncio.get_running_loop().create_future()
+                lost = loop.create_future()
                 lost.add_done_callback(_looked_at)
-                call = OpenCall(f"{self._prefix}-{self._requests}", ticket, lost, suspect)
+                waited = loop.time() - came
+                call = OpenCall(f"{self._prefix}-{self._requests}", ticket, lost, suspect, waited)
             yield call
         finally:
             if call is not None:

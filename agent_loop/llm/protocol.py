@@ -35,7 +35,7 @@ class Generation:
     log_probs: list[float] = field(default_factory=list)
     weight_versions: list[int] = field(default_factory=list)
     stop_reason: StopReason = "stop"
-    queue_seconds: float = 0.0  # waiting for a slot
+    queue_seconds: float = 0.0  # waiting for a slot, also where no server has one to wait for
     engine_seconds: float = 0.0  # holding a slot
 
 

@@ -413,6 +413,7 @@ def test_waiting_for_a_busy_server_has_no_deadline_of_its_own() -> None:
         client.hear(FleetNews(servers={"a": ServerNews(max_requests=1)}))
         got = await asyncio.gather(*(client.generate(PROMPT, SamplingParams(20), session=f"s{i}") for i in range(4)))
         assert [result.stop_reason for result in got] == ["stop"] * 4
+        assert sorted(round(result.queue_seconds) for result in got) == [0, 25, 50, 75], "it is time in a queue"
         await client.close()
 
     run_virtual(main())
