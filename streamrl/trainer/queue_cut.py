@@ -28,7 +28,7 @@ DIRECTORY = "queue"
 """Of a checkpoint."""
 
 AUTO_BYTES = 1 << 30
-"""What `auto` stores at most: the copy takes the trainer's memory, and a second of its time."""
+"""What `auto` stores at most: the copy takes the trainer's memory, and a second or two of its time."""
 
 Include = Literal["auto", "always", "never"]
 
