@@ -183,9 +183,8 @@ def test_what_a_path_or_name_stands_for_must_exist(valid: list[str], tmp_path: P
 
 
 def test_code_of_the_user_is_looked_into_and_not_run(valid: list[str], tmp_path: Path):
-    (tmp_path / "mine.py").write_text(
-        """raise SystemExit('imported')\nclass Loop:\n    async def run(self, row, ctx): ..."""
-    )
+    loop = "class Loop:\n    async def run(self, row, ctx): ...\n"
+    (tmp_path / "mine.py").write_text(f"raise SystemExit('imported')\n{loop}")
     load_config([*valid, f"{ROLLOUT}.agent.default_agent_loop={tmp_path}/mine.py:Loop"])
 
 

@@ -93,7 +93,7 @@ class TrainerConfig:
     """What the device of a rank promises (TFLOP/s), for perf/mfu/*. null: dense bfloat16 of the GPU by its name
     (streamrl/workers/flops.py); of one that is not known, and of a CPU, there is no perf/mfu/*."""
     save_freq: EveryOrNever = -1
-    """Steps between checkpoints; -1: none."""
+    """Steps between checkpoints; -1 or 0: only one, of the last step."""
     max_actor_ckpt_to_keep: PositiveInt | None = 1
     """Checkpoints that stay when a new one is written; null: all. A resume goes on from the newest."""
     ckpt_keep_interval: PositiveInt | None = None
@@ -103,7 +103,7 @@ class TrainerConfig:
     has lost them (with its node, or its directory), which then does not generate them again. auto: of the oldest groups
     as many as take 1 GiB; the trainer's process holds a copy until it is written."""
     test_freq: EveryOrNever = -1
-    """Steps between validations; -1: only before and after."""
+    """Steps between validations; -1 or 0: only before and after."""
     val_before_train: bool = True
     val_only: bool = False
     """Validate actor_rollout_ref.model.path in a run of its own, and end (of a checkpoint: `streamrl export` first)."""
