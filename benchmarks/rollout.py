@@ -6,6 +6,8 @@
 ratio    what the `torch` engine reported while it sampled against what the training ranks compute of the same tokens:
          |ratio - 1|, largest over temperatures, models, layouts and cuts into micro-batches
 vllm     the same for vLLM in float32, as a difference of log-probs; only where vLLM is installed (`streamrl[cpu]`)
+engines  tokens/s of the `torch` engine beside vLLM's, what an abort and a pause of thousands take, bits that do not
+         depend on the batch (benchmarks/engines.py)
 router   decisions per second, evenness, slot use against an oracle, a server killed under load, a storm of disturbances
          (benchmarks/router.py)
 parity   the suites that compare every algorithm with a float64 reference of its own, and every layout of ranks with
@@ -27,9 +29,10 @@ from subprocess import run
 import numpy as np
 
 from benchmarks.bars import Bar, report
+from benchmarks.engines import engines
 from benchmarks.router import router
 
-PARTS = ("ratio", "vllm", "router", "parity")
+PARTS = ("ratio", "vllm", "engines", "router", "parity")
 CALCULATOR = "examples/calculator/model"
 TEMPERATURES = (0.7, 1.0, 1.3)
 SUITES = {
@@ -99,7 +102,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one (may be repeated)")
     options = parser.parse_args()
-    parts = {"ratio": ratio, "vllm": vllm, "router": router, "parity": parity}
+    parts = {"ratio": ratio, "vllm": vllm, "engines": engines, "router": router, "parity": parity}
     bars = [bar for name in options.part or PARTS for bar in parts[name]()]
     return report(bars, options.json)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agent_loop.llm.protocol import SamplingParams, ServerDied
@@ -193,10 +194,11 @@ def test_a_process_of_its_own_serves_dies_and_ends_with_its_server(model_dirs: d
     server = SglangServer(config)
     asyncio.run(lives_and_dies())
     server = SglangServer(config)
-    pid = server.pid or 0
+    first = psutil.Process(server.pid)
+    processes = [first, *first.children(recursive=True)]
+    assert len(processes) > 1
     asyncio.run(server.close())
-    with pytest.raises(ProcessLookupError):
-        os.killpg(pid, 0)
+    assert psutil.wait_procs(processes, timeout=20)[1] == []
 
 
 def _fields(config: RolloutServerConfig) -> dict[str, Any]:
