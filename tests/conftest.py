@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from streamrl.weight_sync.leftovers import remove_leftovers
 from tests import unpickling
 
 settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,6 +27,8 @@ NEEDED = {
     "browser": (lambda: shutil.which("chromium") is not None, "no chromium"),
 }
 
+
+SHARED = Path("/dev/shm")
 
 unpickling.watch()
 
@@ -40,6 +43,13 @@ def no_decoder_unpickles() -> Iterator[None]:
     found = unpickling.breaches.copy()
     unpickling.breaches.clear()
     assert not found, f"data became code: {found}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def killed_runs_leave_no_weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests kill runs and do not start them again; their directories are kept for a while."""
+    yield
+    remove_leftovers(SHARED, below=tmp_path_factory.getbasetemp())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -45,9 +45,10 @@ def weights_home(directory: Path, run: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def remove_leftovers(parent: Path) -> list[Path]:
-    """Remove what killed runs of this user left in `parent` whose directories are gone; what was removed."""
-    return [home for home in sorted(parent.glob(f"{PREFIX}*")) if _remove_if_dead(home)]
+def remove_leftovers(parent: Path, *, below: Path | None = None) -> list[Path]:
+    """Remove what killed runs of this user left in `parent` whose directories are gone, or lie `below` one; what was
+    removed."""
+    return [home for home in sorted(parent.glob(f"{PREFIX}*")) if _remove_if_dead(home, below)]
 
 
 def owner_of(home: Path) -> Path | None:
@@ -59,13 +60,13 @@ def owner_of(home: Path) -> Path | None:
     return Path(owner) if owner else None
 
 
-def _remove_if_dead(home: Path) -> bool:
+def _remove_if_dead(home: Path, below: Path | None) -> bool:
     try:
         info = home.lstat()
         if home.is_symlink() or not home.is_dir() or info.st_uid != os.geteuid():
             return False
         owner = owner_of(home)
-        if owner is None or (owner / "config.yaml").exists():
+        if owner is None or ((owner / "config.yaml").exists() and (below is None or below not in owner.parents)):
             return False
         lock = open_regular(home / "lock", os.O_RDWR)
     except (OSError, Invalid):  # another process has just removed it
