@@ -55,6 +55,7 @@ class FleetApi:
     def __init__(self, fleet: Fleet, key_file: Path, endpoint_file: Path, *, port: int = 0) -> None:
         """Writes the key, and IP:PORT. Raises OSError for a port that cannot be had."""
         self._files = key_file, endpoint_file
+        key_file.unlink(missing_ok=True)  # a killed run's may have been sent to whoever has its port now
         self._server = _Server((HOST, port), ensure_key(self._files[0]), fleet, asyncio.get_running_loop())
         self.endpoint = f"{HOST}:{self._server.server_port}"
         self._files[1].write_text(self.endpoint + "\n")

@@ -79,6 +79,18 @@ def test_without_the_key_nothing_is_told(tmp_path: Path) -> None:
     serving(test, tmp_path)
 
 
+def test_the_key_of_a_killed_run_is_not_used_again(tmp_path: Path) -> None:
+    old = "x" * 43
+    (tmp_path / KEY_FILE).write_text(old)
+    (tmp_path / KEY_FILE).chmod(0o600)
+
+    def test(ask: Ask, directory: Path, manager: LLMServerManager) -> None:
+        assert ask("GET", "/servers", Authorization=f"Bearer {old}")[0] == 401
+        assert ask("GET", "/servers")[0] == 200
+
+    serving(test, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "says"),
     [
