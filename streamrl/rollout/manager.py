@@ -10,17 +10,25 @@ A dead server is not waited for: it loads LATEST when it comes back, before it s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from agent_loop.llm.protocol import LLMServer, ServerDied, ServerLoad
-from streamrl.weight_sync import WeightError, WeightInfo
+from streamrl.rollout.together import broadcast, each_of
+from streamrl.weight_sync import WeightError, WeightInfo, WeightsMissing
+from streamrl.weight_sync.address import Epochs, is_broadcast
 from streamrl.weight_sync.shared_memory import publish
 from streamrl.weight_sync.two_phase import SyncRound, TwoPhase
 
+logger = logging.getLogger(__name__)
+
 UPDATE_SECONDS = 120.0
 """For one server to load a version; it includes the decode step or the prefill under way."""
+BREAKS_OFF = 0.8
+"""A broadcast ends by itself after this share of the time that it is waited for: so it is known who is silent."""
 LOAD_SECONDS = 10.0
 """For one server to tell its load; a silent one is left out."""
 
@@ -61,6 +69,8 @@ class LLMServerManager:
         self.behind: dict[str, str] = {}
         """Servers that answer and do not have the version in service, and why: nobody is to ask them for tokens."""
         self._policy = policy or SyncPolicy()
+        self._epochs = Epochs()
+        self._send: Callable[[str], Awaitable[Any]] | None = None
         self._catching_up: dict[str, asyncio.Task[None]] = {}
         self._updating = asyncio.Lock()
         self._pinned: dict[str, LLMServer] = {}
@@ -86,6 +96,10 @@ class LLMServerManager:
                 self._latest = info
             return report
 
+    def broadcast_by(self, send: Callable[[str], Awaitable[Any]]) -> None:
+        """How the ranks are told to broadcast (ActorWorker.send_weights): for versions that are no files."""
+        self._send = send
+
     async def load_of(self, name: str) -> ServerLoad:
         """Raises ServerDied, also of a server that is `behind`: it is given the version in service again meanwhile."""
         load = await self.servers[name].load()
@@ -104,11 +118,22 @@ class LLMServerManager:
             info, server = self._latest, self.servers.get(name)
             if info is None or server is None or name not in self.behind:
                 return
-            answers = await self._all(
-                lambda s: s.update_weights(info.path, info.version), UPDATE_SECONDS, {name: server}
-            )
-            if isinstance(error := answers[name], Exception):
+            try:
+                await self._give(name, server, info)
+            except (WeightError, ServerDied, TimeoutError) as error:
                 self.behind[name] = str(error)
+                logger.warning("%s still serves older weights: %s", name, error)
+
+    async def _give(self, name: str, server: LLMServer, info: WeightInfo) -> None:
+        """A version to one server. Raises what keeps it from taking it (WeightError, ServerDied, TimeoutError)."""
+        if not is_broadcast(info.path):
+            async with asyncio.timeout(self._policy.deadline):
+                await server.update_weights(info.path, info.version)
+            return
+        paths, answers = await self._prepare(info, self._policy.deadline, {name: server})
+        if isinstance(answer := answers[name], Exception):
+            raise answer
+        await self._commit(server, paths[name], info.version)
 
     async def add_server(self, name: str, server: LLMServer) -> None:
         """It gets every version from now on, and has the one in service on return; no update overtakes this. Raises
@@ -116,7 +141,7 @@ class LLMServerManager:
         async with self._updating, asyncio.timeout(UPDATE_SECONDS):
             load, info = await server.load(), self._latest
             if info is not None and load.weight_version != info.version:
-                await server.update_weights(info.path, info.version)
+                await self._give(name, server, info)
             self.servers[name] = server
 
     def forget(self, name: str) -> LLMServer:
@@ -151,11 +176,12 @@ class LLMServerManager:
     async def _update(self, info: WeightInfo, deadline: float, servers: Mapping[str, LLMServer]) -> UpdateReport:
         now = asyncio.get_running_loop().time
         began, turn = now(), SyncRound(info.digest, tuple(servers))
-        ready = turn.prepared(await self._all(lambda server: _prepare(server, info), deadline, servers))
+        paths, answers = await self._prepare(info, deadline, servers)
+        ready = turn.prepared(answers)
         prepared, pauses = now(), [0.0]
         for part in [[name] for name in ready] if self._policy.order == "rolling" else [ready]:
-            some = {name: servers[name] for name in part}
-            answers = await self._all(lambda server: self._commit(server, info), deadline, some)
+            calls = {name: partial(self._commit, servers[name], paths[name], info.version) for name in part}
+            answers = await each_of(calls, deadline)
             turn.committed(answers)
             pauses += [answer for answer in answers.values() if isinstance(answer, float)]
         if turn.refusal is not None:
@@ -169,12 +195,39 @@ class LLMServerManager:
             info.version, now() - began, turn.acknowledged, dict(turn.missing), turn.in_service, stages
         )  # fmt: skip
 
-    async def _commit(self, server: LLMServer, info: WeightInfo) -> float | None:
+    async def _prepare(
+        self, info: WeightInfo, deadline: float, servers: Mapping[str, LLMServer]
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        """Under which path each server has the version aside, and what it answered. Of a broadcast that breaks off,
+        those that are still there get a second one."""
+        if not is_broadcast(info.path):
+            return dict.fromkeys(servers, info.path), await each_of(_preparing(servers, info), deadline)
+        if self._send is None:
+            raise WeightsMissing("no training ranks to broadcast these weights: broadcast_by() was not called")
+        loads = await self._all(lambda server: server.load(), LOAD_SECONDS, servers)
+        answers = {name: load for name, load in loads.items() if isinstance(load, Exception)}  # they would hold up all
+        left, paths = {name: servers[name] for name in servers if name not in answers}, dict[str, str]()
+        for _ in range(2 if left else 0):
+            members = [getattr(server, "identity", server) for server in left.values()]
+            order, addresses = self._epochs.addresses(info.path, members, BREAKS_OFF * deadline / 2)
+            paths |= dict(zip(left, addresses, strict=True))
+            calls = {name: partial(_prepare, left[name], paths[name], info.version) for name in left}
+            found, sent = await broadcast(partial(self._send, order), calls, deadline / 2)
+            answers |= found
+            if sent:
+                break
+            self._epochs.broken()
+            left = {name: left[name] for name, answer in found.items() if isinstance(answer, WeightsMissing)}
+            if not left:
+                break
+        return paths, answers
+
+    async def _commit(self, server: LLMServer, path: str, version: int) -> float | None:
         if self._policy.requests == "abort":
             await server.abort(None)
         if isinstance(server, TwoPhase):
-            return await server.commit_weights(info.path, info.version)
-        await server.update_weights(info.path, info.version)
+            return await server.commit_weights(path, version)
+        await server.update_weights(path, version)
         return None
 
     async def loads(self) -> dict[str, ServerLoad]:
@@ -207,21 +260,16 @@ class LLMServerManager:
     ) -> dict[str, Any]:
         """By server (None: of all): its answer, or the ServerDied, WeightError or TimeoutError in its place."""
 
-        async def one(server: LLMServer) -> Any:
-            try:
-                async with asyncio.timeout(seconds):
-                    return await call(server)
-            except TimeoutError:
-                return TimeoutError(f"no answer within {seconds:.0f} s; it catches up when it is back")
-            except (ServerDied, WeightError) as error:
-                return error
-
-        asked = dict(self.servers if servers is None else servers)
-        return dict(zip(asked, await asyncio.gather(*map(one, asked.values())), strict=True))
+        asked = self.servers if servers is None else servers
+        return await each_of({name: partial(call, server) for name, server in asked.items()}, seconds)
 
 
-async def _prepare(server: LLMServer, info: WeightInfo) -> str | None:
-    return await server.prepare_weights(info.path, info.version) if isinstance(server, TwoPhase) else None
+def _preparing(servers: Mapping[str, LLMServer], info: WeightInfo) -> dict[str, Callable[[], Awaitable[Any]]]:
+    return {name: partial(_prepare, server, info.path, info.version) for name, server in servers.items()}
+
+
+async def _prepare(server: LLMServer, path: str, version: int) -> str | None:
+    return await server.prepare_weights(path, version) if isinstance(server, TwoPhase) else None
 
 
 async def _keep_weights(server: LLMServer, keep: bool) -> None:

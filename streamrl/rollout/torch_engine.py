@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -35,8 +35,12 @@ from streamrl.rollout.noise import Streams, uniforms
 from streamrl.rollout.requests import check_request, check_scored
 from streamrl.rollout.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
 from streamrl.weight_sync import WeightError, WeightsMissing, WeightStore
+from streamrl.weight_sync.address import is_broadcast
 from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.load import Staged, copy_into, load_into, stage
+
+if TYPE_CHECKING:
+    from streamrl.weight_sync.collective import Receiver
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -89,6 +93,7 @@ class TorchServer:
             load_into(model, newest[1])
         self._newest = newest[0].version if newest else 0
         self._staged: Staged | None = None
+        self._receiver: Receiver | None = None
         self._engine = BatchEngine(
             model, slots=max_num_seqs, max_len=max_model_len, version=self._newest, invariant=invariant
         )
@@ -161,14 +166,25 @@ class TorchServer:
         """Requests go on meanwhile. Raises WeightError, ServerDied."""
         self._check_alive()
         self._staged = None
-        engine = self._engine
+        engine, receiver = self._engine, self._broadcasts() if is_broadcast(path) else None
         serves = None if engine.invariant else engine.version
-        self._staged = staged = await asyncio.to_thread(stage, engine.model, path, version, serves=serves)
+        self._staged = staged = await asyncio.to_thread(
+            stage, engine.model, path, version, serves=serves, receiver=receiver
+        )
         return staged.digest or None
+
+    def _broadcasts(self) -> Receiver:
+        if self._receiver is None:
+            from streamrl.weight_sync.collective import Receiver
+
+            self._receiver = Receiver(next(self._engine.model.parameters()).device)
+        return self._receiver
 
     async def commit_weights(self, path: str, version: int) -> float:
         """Raises WeightError (the old weights stay), ServerDied."""
         if self._staged is None or not self._staged.is_of(path, version):
+            if is_broadcast(path):
+                raise WeightsMissing(f"version {version} was not received, and nobody sends it any more")
             await self.prepare_weights(path, version)
         staged, self._staged = self._staged, None
         assert staged is not None
@@ -218,6 +234,7 @@ class TorchServer:
         with self._wake:
             self._closing = True
             self._wake.notify()
+        self._receiver = None  # whoever broadcasts to it notices
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
         if self._thread.is_alive():
             raise TimeoutError(f"the engine's step did not end within {CLOSE_SECONDS:.0f} s of close; kill the process")

@@ -73,7 +73,7 @@ def apply(name: str, flat: Tensor, parts: Mapping[str, Tensor]) -> None:
 
 def checksum(flat: Tensor) -> str:
     """xxh3_64 of the bytes, 16 hex digits."""
-    return xxhash.xxh3_64(flat.detach().to("cpu").contiguous().view(torch.uint8).numpy()).hexdigest()
+    return xxhash.xxh3_64(flat.detach().to("cpu").contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 def _words(flat: Tensor) -> Tensor:

@@ -9,14 +9,19 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from streamrl.weight_sync.address import is_broadcast
 from streamrl.weight_sync.delta_files import SUFFIX, changed, read_manifest
 from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.protocol import WeightsDamaged, WeightsMismatch
 from streamrl.weight_sync.shared_memory import read_weights
+
+if TYPE_CHECKING:
+    from streamrl.weight_sync.collective import Receiver
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +43,12 @@ class Staged:
         return (self.path, self.version) == (path, version)
 
 
-def stage(model: nn.Module, path: str, version: int, *, serves: int | None = None) -> Staged:
+def stage(
+    model: nn.Module, path: str, version: int, *, serves: int | None = None, receiver: Receiver | None = None
+) -> Staged:
     """Read a version, check that it fits and touch all of its bytes, so that nothing can go wrong any more. Of a delta
-    only what changes is read, if the model has the version before it (`serves`) to the bit; else all of it.
+    only what changes is read, if the model has the version before it (`serves`) to the bit; else all of it. A broadcast
+    needs a `receiver`.
 
     Raises WeightsMissing, WeightsDamaged, WeightsMismatch; the model is not touched.
     """
@@ -50,7 +58,7 @@ def stage(model: nn.Module, path: str, version: int, *, serves: int | None = Non
             return Staged(path, version, changed(Path(path), manifest, parameters), "")
         except (WeightsDamaged, WeightsMismatch) as error:
             logger.warning("%s is no delta of what is served, all of version %d is read: %s", path, version, error)
-    tensors = read_weights(path)
+    tensors = receiver.receive(path) if receiver and is_broadcast(path) else read_weights(path)
     check(model, tensors)
     return Staged(path, version, tensors, weights_digest(tensors.items()))
 

@@ -1,6 +1,8 @@
 """The trainer's end of weight sync: a version from the shares of the ranks, by the way that the configuration names.
 
-shm, disk    one file of full tensors, every rank writes its rows            shares.write_shares
+shm, disk    one file of full tensors, every rank writes its rows      shares.write_shares
+delta        what has changed, every rank of its rows; at times all    delta_publisher
+collective   nothing is written; ranks broadcast what they keep        collective.Sender
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class SyncSettings:
     """Versions that stay, at least (disk, delta)."""
     full_every: int = 16
     """Versions of which one is written whole (delta)."""
+    bucket_bytes: int = 256 << 20
+    """Of one operation (collective)."""
 
 
 class Publisher(Protocol):
@@ -61,7 +65,12 @@ class FilePublisher:
     def close(self) -> None: ...
 
 
-def publisher(settings: SyncSettings, directory: str, ranks: Ranks) -> Publisher:
+def publisher(settings: SyncSettings, directory: str, ranks: Ranks, rendezvous: str = "") -> Publisher:
+    """`rendezvous`: where the ranks met; says whether servers may be on other nodes."""
+    if settings.backend == "collective":
+        from streamrl.weight_sync.collective import Sender
+
+        return Sender(settings, directory, ranks, rendezvous)
     if settings.backend == "delta":
         from streamrl.weight_sync.delta_publisher import DeltaPublisher
 

@@ -160,6 +160,16 @@ def _digest(path: Path, names: Iterable[str]) -> int:
     return sum(tensor_digest(name, tensors[name]) for name in names) & _WORD
 
 
+def refuse_broken(ranks: Ranks, version: int, broken: Sequence[str]) -> None:
+    """Collective. Raises FloatingPointError on all ranks if one of them names tensors that are not finite."""
+    if found := ranks.added_up([len(broken)])[0]:
+        raise FloatingPointError(
+            f"weights of version {version} are not finite ({found} tensors"
+            f"{f', the first {broken[0]}' if broken else ', on other ranks'}): the training has diverged. "
+            "Lower the learning rate or look at the loss, and go on from a checkpoint"
+        )
+
+
 class Together:
     """`with step:` runs a part of the work; afterwards all ranks know whether it went well on each of them."""
 
@@ -183,14 +193,11 @@ class Together:
 
     def refuse(self, broken: Sequence[str]) -> None:
         """Numbers that are not finite, here or elsewhere, end it on all ranks."""
-        found = self._ranks.added_up([len(broken)])[0]
-        if found:
+        try:
+            refuse_broken(self._ranks, self._version, broken)
+        except FloatingPointError:
             self._remove()
-            raise FloatingPointError(
-                f"weights of version {self._version} are not finite ({found} tensors"
-                f"{f', the first {broken[0]}' if broken else ', on other ranks'}): the training has diverged. "
-                "Lower the learning rate or look at the loss, and go on from a checkpoint"
-            )
+            raise
 
     def _remove(self) -> None:
         if self._ranks.rank == 0:

@@ -366,8 +366,22 @@ class ActorWorker(TrainingWorker):
         directory = weights_dir or self._weights_dir
         if directory not in self._publishers:
             ranks = GroupRanks(self.rank.rank, self.engine.world_size)
-            self._publishers[directory] = publisher(self.settings.weight_sync, directory, ranks)
+            self._publishers[directory] = publisher(
+                self.settings.weight_sync, directory, ranks, self.rank.rendezvous
+            )  # fmt: skip
         return self._publishers[directory].publish(self.engine.shares(), version)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def send_weights(self, path: str) -> None:
+        """Broadcast a version that was published by `collective`, to the servers that `path` counts. Raises
+        WeightsMissing, RuntimeError (a server is gone)."""
+        from streamrl.weight_sync.collective import Sender  # torch
+
+        for each in self._publishers.values():
+            if isinstance(each, Sender):
+                each.send(path)
+                return
+        raise RuntimeError(f"nothing is held to be broadcast: weight_sync is {self.settings.weight_sync.backend}")
 
     @register(Dispatch.ONE_TO_ALL)
     def close(self) -> None:
