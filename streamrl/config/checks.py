@@ -15,7 +15,9 @@ from streamrl.config.root import StreamRLConfig
 from streamrl.config.sampler_checks import sampler
 from streamrl.config.sections.types import MIN_TEMPERATURE
 from streamrl.config.teacher_checks import teacher
+from streamrl.config.weight_sync_checks import weight_sync
 from streamrl.errors import ConfigError
+from streamrl.rollout.sglang_options import check_engine_kwargs as check_sglang_kwargs
 from streamrl.rollout.vllm_options import check_engine_kwargs
 
 ACTOR = "actor_rollout_ref.actor"
@@ -135,6 +137,27 @@ def _vllm(config: StreamRLConfig) -> Iterator[str]:
         yield str(error)
 
 
+def _sglang(config: StreamRLConfig) -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    key, given = f"{ROLLOUT}.sglang", rollout.sglang
+    if rollout.name != "sglang":
+        if given.python or given.url:
+            yield f"{key} does nothing with {ROLLOUT}.name={rollout.name}; set name=sglang"
+        return
+    if config.trainer.deterministic:
+        yield f"{ROLLOUT}.name=sglang with trainer.deterministic=true: its samples depend on the batch; set name=torch"
+    if bool(given.python) == bool(given.url):
+        yield f"{ROLLOUT}.name=sglang needs {key}.python, the interpreter of its environment, or {key}.url; one of them"
+    elif given.url and rollout.num_replicas != 1:
+        yield f"{key}.url is one server, but {ROLLOUT}.num_replicas={rollout.num_replicas}; set 1, or {key}.python"
+    elif given.python and not os.access(os.path.expanduser(given.python), os.X_OK):
+        yield f"{key}.python={given.python} is no interpreter that can be run"
+    try:
+        check_sglang_kwargs(given.engine_kwargs)
+    except ValueError as error:
+        yield str(error)
+
+
 def _datasets(config: StreamRLConfig) -> Iterator[str]:
     data, trainer = config.data, config.trainer
     if not data.train_files and not data.custom_cls.path:
@@ -231,9 +254,8 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
     _batches, sampler, _validation_weights, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths,
-    _validation, _placement, _vllm, _datasets, _model, teacher, deterministic, code_checks.code, code_checks.names,
-    code_checks.trackers, _directories,
-    _memory,
+    _validation, _placement, _vllm, _sglang, _datasets, _model, teacher, weight_sync, deterministic, code_checks.code,
+    code_checks.names, code_checks.trackers, _directories, _memory,
 )  # fmt: skip
 
 

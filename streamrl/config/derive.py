@@ -13,7 +13,7 @@ from streamrl.config.root import ActorRolloutRefConfig, StreamRLConfig
 from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
 from streamrl.config.sections.algorithm import AlgorithmConfig, DistillationConfig, RewardConfig
 from streamrl.config.sections.data import DataConfig
-from streamrl.config.sections.rollout import RolloutConfig
+from streamrl.config.sections.rollout import RolloutConfig, WeightSyncConfig
 from streamrl.config.sections.services import TransferQueueConfig
 from streamrl.config.sections.trainer import SamplerConfig, TrainerConfig
 
@@ -37,7 +37,7 @@ def derive(config: StreamRLConfig) -> StreamRLConfig:
             model=_model(parts.model),
             actor=_actor(parts.actor, config.data),
             ref=_ref(parts.ref, parts.actor),
-            rollout=_rollout(parts.rollout, config.data, seed),
+            rollout=_rollout(parts.rollout, config.data, seed, nodes=config.trainer.nnodes),
         ),
         critic=_critic(config.critic, config),
         algorithm=_algorithm(config.algorithm, config.trainer),
@@ -98,16 +98,23 @@ def _critic(critic: CriticConfig, config: StreamRLConfig) -> CriticConfig:
     )
 
 
-def _rollout(rollout: RolloutConfig, data: DataConfig, seed: int) -> RolloutConfig:
+def _rollout(rollout: RolloutConfig, data: DataConfig, seed: int, *, nodes: int) -> RolloutConfig:
     turns = rollout.multi_turn.max_assistant_turns or data.max_response_length  # a turn takes a token at least
     return replace(
         rollout,
         seed=seed if rollout.seed is None else rollout.seed,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        weight_sync=_weight_sync(rollout.weight_sync, nodes),
         multi_turn=replace(rollout.multi_turn, max_assistant_turns=turns),
         agent=replace(rollout.agent, default_agent_loop=_code(rollout.agent.default_agent_loop)),
         tools={_code(name): settings for name, settings in rollout.tools.items()},
     )
+
+
+def _weight_sync(sync: WeightSyncConfig, nodes: int) -> WeightSyncConfig:
+    beyond = "disk" if sync.path is not None else "collective"
+    backend = sync.backend if sync.backend != "auto" else "shm" if nodes == 1 and sync.path is None else beyond
+    return replace(sync, backend=backend, path=_absolute(sync.path))
 
 
 def _algorithm(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> AlgorithmConfig:

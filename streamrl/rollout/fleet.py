@@ -215,7 +215,7 @@ class Fleet:
         for name, member in self._members.items():
             if member.asking is None:
                 member.asked = now
-                member.asking = asyncio.ensure_future(self._manager.servers[name].load())
+                member.asking = asyncio.ensure_future(self._manager.load_of(name))
         asked = {m.asking for m in self._members.values() if m.asking is not None}
         if asked:
             await asyncio.wait(asked, timeout=ANSWER_SECONDS)

@@ -101,17 +101,21 @@ class LLMServerManager:
         self._send = send
 
     async def load_of(self, name: str) -> ServerLoad:
-        """Raises ServerDied, also of a server that is `behind`: it is given the version in service again meanwhile."""
-        load = await self.servers[name].load()
-        if (why := self.behind.get(name)) is None:
+        """Raises ServerDied, also of a server that has not the version in service (it failed to take it, or came back
+        without): it is given that meanwhile."""
+        load, latest = await self.servers[name].load(), self._latest
+        if latest is None or name in self._pinned:
             return load
-        if self._latest is None or load.weight_version == self._latest.version:
-            del self.behind[name]
+        if load.weight_version == latest.version:
+            self.behind.pop(name, None)
             return load
+        if self._updating.locked() and name not in self.behind:
+            return load
+        why = self.behind.setdefault(name, "it came back without")
         if name not in self._catching_up:
             task = self._catching_up[name] = asyncio.ensure_future(self._catch_up(name))
             task.add_done_callback(lambda _: self._catching_up.pop(name, None))
-        raise ServerDied(f"{name} serves version {load.weight_version}, not {self._latest.version}: {why}")
+        raise ServerDied(f"{name} serves version {load.weight_version}, not {latest.version}: {why}")
 
     async def _catch_up(self, name: str) -> None:
         async with self._updating:

@@ -42,7 +42,8 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         events = stack.enter_context(EventLog(run.path / "events", "trainer", clock=clock))
         events.state("run", "starting")
         train_data, val_data = train_dataset(config), val_dataset(config)
-        weights = stack.enter_context(weights_home(settings.weights_dir(run), run.path))
+        stack.enter_context(weights_home(settings.weights_dir(run), run.path))
+        weights = settings.sync_dir(config, run)
         local = await stack.enter_async_context(_start_queue(config, run))
         queue = local.client("trainer")
         recording = open_recording(config)
@@ -57,6 +58,8 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
         else:
             teachers = _start_teachers(config, run, events, stack)
             servers, agents = _start_rollout(config, run, local, events, stack, teachers)
+        if isinstance(servers, LLMServerManager) and hasattr(actor := roles["actor"], "send_weights"):
+            servers.broadcast_by(actor.send_weights)
         yield Parts(
             config=config, run=run, queue=queue,
             actor=roles["actor"],  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
@@ -98,7 +101,8 @@ def _start_rollout(
         )
 
     workers = config.actor_rollout_ref.rollout.agent.num_workers
-    return LLMServerManager(servers), AgentLoopManager(TaskSpawner(make), local.client("manager"), workers)
+    manager = LLMServerManager(servers, settings.sync_policy(config))
+    return manager, AgentLoopManager(TaskSpawner(make), local.client("manager"), workers)
 
 
 def is_virtual(config: StreamRLConfig) -> bool:

@@ -50,7 +50,8 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
         events = stack.enter_context(EventLog(run.path / "events", "trainer"))
         events.state("run", "starting")
         train_data, val_data = train_dataset(config), val_dataset(config)
-        weights = stack.enter_context(weights_home(settings.weights_dir(run), run.path))
+        stack.enter_context(weights_home(settings.weights_dir(run), run.path))
+        weights = settings.sync_dir(config, run)
         address = await _start_queue(config, run, stack)
         events.state("part", "the queue stands")
         queue = await QueueClient.connect(address, name="trainer")
@@ -62,6 +63,8 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
         )
         stack.push_async_callback(group.close)
         roles = group.spawn()
+        if isinstance(servers, LLMServerManager) and hasattr(actor := roles["actor"], "send_weights"):
+            servers.broadcast_by(actor.send_weights)
         yield Parts(
             config=config, run=run, queue=queue,
             actor=roles["actor"],  # type: ignore[arg-type]  # its methods are those that ActorWorker registers
@@ -129,7 +132,7 @@ async def _start_rollout(
         _told(_start_servers(served, stack), events, "the LLM servers have the model"),
         _start_servers(settings.teacher_servers(config, run), stack),
     )
-    manager = LLMServerManager(servers)
+    manager = LLMServerManager(servers, settings.sync_policy(config))
     spawner = RaySpawner(settings.agent_worker(config), address, manager.servers, teachers, run.path)
 
     def restarted(name: str, reason: str) -> None:

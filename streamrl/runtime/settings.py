@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from streamrl.single_controller import ClassWithInitArgs, ResourcePoolManager, R
 from streamrl.weight_sync.leftovers import PREFIX
 
 if TYPE_CHECKING:
+    from streamrl.rollout.manager import SyncPolicy
     from streamrl.rollout.replica import RolloutServerConfig
 
 RANK_START_SECONDS = 180.0
@@ -30,6 +31,21 @@ def weights_dir(run: RunDirectory) -> Path:
     """Where weight versions pass from the trainer to the servers: in shared memory, named after the run."""
     root = SHARED if SHARED.is_dir() else run.path
     return root / f"{PREFIX}{run.path.name}-{run.path.stat().st_ino}"
+
+
+def sync_dir(config: StreamRLConfig, run: RunDirectory) -> Path:
+    """The directory of weight versions: `weights_dir`, unless they go by a disk."""
+    sync = config.actor_rollout_ref.rollout.weight_sync
+    if sync.backend not in ("disk", "delta"):
+        return weights_dir(run)
+    return Path(sync.path, run.path.name) if sync.path else run.path / "weights"
+
+
+def sync_policy(config: StreamRLConfig) -> SyncPolicy:
+    from streamrl.rollout.manager import SyncPolicy
+
+    sync = config.actor_rollout_ref.rollout.weight_sync
+    return SyncPolicy(sync.order, sync.requests, sync.timeout)
 
 
 def resource_pools(config: StreamRLConfig) -> ResourcePoolManager:
@@ -51,7 +67,7 @@ def rank_workers(config: StreamRLConfig, run: RunDirectory, queues: Mapping[str,
     directory = chosen.save_path or str(run.path / "profile")
     profile = Profile(frozenset(chosen.steps), directory) if chosen.tool else None
     actor = ClassWithInitArgs(
-        ActorWorker, ActorSettings.of(config), queue=queues["actor"], weights_dir=str(weights_dir(run)),
+        ActorWorker, ActorSettings.of(config), queue=queues["actor"], weights_dir=str(sync_dir(config, run)),
         record_dir=str(run.path / DIRECTORY) if config.trainer.record else "", profile=profile,
     )  # fmt: skip
     if not config.critic.enable:
@@ -98,7 +114,7 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
     return RolloutServerConfig(
         name=rollout.name,
         model_path=config.actor_rollout_ref.model.path,
-        weights_dir=str(weights_dir(run)),
+        weights_dir=str(sync_dir(config, run)),
         max_num_seqs=rollout.max_num_seqs,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         device=config.trainer.device,
@@ -110,6 +126,11 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
             "enforce_eager": rollout.enforce_eager,
             "engine_kwargs": rollout.engine_kwargs.vllm,
+        },
+        sglang=asdict(rollout.sglang)
+        | {
+            "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
+            "data_parallel_size": rollout.data_parallel_size,
         },
         server=f"server-{replica}",
         events_dir=str(run.path / "events"),

@@ -47,9 +47,7 @@ class ActorSettings:
             distillation=config.distillation,
             total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed,
             deterministic=config.trainer.deterministic, peak_tflops=config.trainer.peak_tflops,
-            weight_sync=SyncSettings(
-                staged=True, older=config.trainer.lag if config.trainer.deterministic else 0
-            ),
+            weight_sync=_sync(config),
         )  # fmt: skip
 
     @property
@@ -139,6 +137,15 @@ class ActorSettings:
     def only_advantages_have_gradient(self) -> bool:
         known = self.loss_mode in PROPORTIONAL_TO_ADVANTAGE  # of a user's own loss nothing is known
         return known and not (self.actor.entropy_coeff or self.actor.use_kl_loss or self.distillation.enabled)
+
+
+def _sync(config: StreamRLConfig) -> SyncSettings:
+    sync = config.actor_rollout_ref.rollout.weight_sync
+    return SyncSettings(
+        backend="shm" if sync.backend == "auto" else sync.backend, staged=True,
+        older=config.trainer.lag if config.trainer.deterministic else 0, keep=sync.keep, full_every=sync.full_every,
+        bucket_bytes=sync.bucket_megabytes << 20,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

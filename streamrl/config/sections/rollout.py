@@ -118,9 +118,56 @@ class EngineKwargsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SglangConfig:
+    """SGLang runs in an environment of its own: `python` starts one server per replica, `url` uses one that runs."""
+
+    python: str | None = None
+    """The interpreter of that environment."""
+    url: str | None = None
+    """Of a server that runs already, serves nobody else, and sees the weight files; then num_replicas is 1."""
+    key_env: str | None = None
+    """The environment variable with the key of the server at `url`."""
+    key_file: str | None = None
+    """The same from a file that only its owner can read."""
+    deterministic: bool | None = None
+    """--enable-deterministic-inference: SGLang takes the seeds of requests only then. None: on CUDA."""
+    release_memory: bool | None = None
+    """Whether the cache's memory is given up while training has the devices. None: on CUDA."""
+    engine_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments by their names in SGLang's command line, e.g. {mem_fraction_static: 0.6}; true is a flag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSyncConfig:
+    """How new weights travel from the training ranks to the servers (docs/rollout.md)."""
+
+    backend: Literal["auto", "shm", "disk", "delta", "collective"] = "auto"
+    """shm: a file in shared memory, of which every rank writes its rows. disk: the same in a directory that all nodes
+    share. delta: there, and only what has changed. collective: broadcasts, by gloo or NCCL. auto: shm on one node; on
+    several disk if `path` is given, else collective."""
+    path: str | None = None
+    """The directory of disk and delta, in which each run has its own; null: weights/ in the run's directory."""
+    keep: Annotated[int, Meta(ge=2)] = 2
+    """Versions that stay there, at least."""
+    full_every: PositiveInt = 16
+    """delta: of so many versions one is written whole."""
+    bucket_megabytes: PositiveInt = 256
+    """collective: of one operation."""
+    order: Literal["together", "rolling"] = "together"
+    """rolling: servers take a version one after the other, so that never more than one stands still."""
+    requests: Literal["keep", "abort"] = "keep"
+    """What becomes of requests in flight. keep: they go on with the new weights, and each token says its version.
+    abort: they end with the tokens they have, and go on as new requests, whose cache is of the new weights alone."""
+    timeout: PositiveFloat = 120.0
+    """Seconds for a server to load a version aside, and again to take it. One that needs longer is out of service until
+    it has the current weights; where all do, the version is not published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    name: Literal["torch", "vllm", "sim"] = "torch"
-    """torch: the embedded engine; vllm: vLLM, which is installed separately (make vllm, or streamrl[vllm])."""
+    name: Literal["torch", "vllm", "sglang", "sim"] = "torch"
+    """torch: the embedded engine; vllm: vLLM, which is installed separately (make vllm, or streamrl[vllm]); sglang:
+    SGLang, in an environment of its own."""
     num_replicas: PositiveInt = 1
     """LLM servers."""
     n: GroupSize = 8
@@ -135,14 +182,17 @@ class RolloutConfig:
     seed: Seed | None = None
     """None: trainer.seed."""
     tensor_model_parallel_size: PositiveInt = 1
-    """vllm alone, as the next four: the devices over which one server spreads each layer."""
+    """vllm, and sglang too, as the next: the devices over which one server spreads each layer."""
     data_parallel_size: PositiveInt = 1
     """Copies of the model inside one server."""
     gpu_memory_utilization: OpenFraction | None = None
-    """Share of the device's memory, on a CPU of the machine's. None: vLLM's own, on a CPU 0.1."""
+    """vllm alone, as the next two: share of the device's memory, on a CPU of the machine's. None: vLLM's own, on a CPU
+    0.1."""
     enforce_eager: bool | None = None
     """No compilation, no CUDA graphs. None: on a CPU."""
     engine_kwargs: EngineKwargsConfig = field(default_factory=EngineKwargsConfig)
+    sglang: SglangConfig = field(default_factory=SglangConfig)
+    weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     tools: dict[str, dict[str, Scalar]] = field(default_factory=dict)
