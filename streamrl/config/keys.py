@@ -15,10 +15,12 @@ from streamrl.config.verl_keys import (
     INERT_ITEMS,
     MEANT,
     MIRRORED,
+    OF_SGLANG,
     OF_VLLM,
     REFUSED,
     RENAMED,
     SERVER,
+    SGLANG_AT,
     SUBSTITUTED,
     UNAVAILABLE,
 )
@@ -51,15 +53,18 @@ def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
     """The keys of a nested mapping, sorted."""
     result = SortedKeys()
     renamed = [(_renamed(key), key, value) for key, value in flatten(tree)]
-    without_vllm = {value for key, _, value in renamed if key == SERVER} - {"vllm"}
+    servers = {value for key, _, value in renamed if key == SERVER}
+    sglang = "sglang" in servers and any(key in SGLANG_AT and value for key, _, value in renamed)
+    without_vllm = servers - {"vllm"}
     for key, _, value in sorted(renamed, key=lambda item: item[0] != item[1]):  # over the default in its place now
         if "_target_" in key.split(".") or _has_target(value):
             result.problems.append(f"{key}: nothing in the configuration runs code, so _target_ is refused")
-        elif without_vllm and key in OF_VLLM:
+        elif without_vllm and key in OF_VLLM and not (sglang and key in OF_SGLANG):
             if value != OF_VLLM[key]:
                 result.inert.append(key)
         elif key in known_keys():
-            _put(result.values, key.split("."), _as_ours(key, value, result.inert))
+            ours = value if sglang and key == SERVER else _as_ours(key, value, result.inert)
+            _put(result.values, key.split("."), ours)
         elif key in UNAVAILABLE:
             if value not in UNAVAILABLE[key]:
                 result.problems.append(_unavailable(key, value, UNAVAILABLE[key]))

@@ -249,6 +249,11 @@ OF_VLLM: dict[str, Any] = {
 }
 """Keys of ours, with their defaults, that do nothing unless the servers are vLLM's; then they are named in the note."""
 
+OF_SGLANG = (f"{_ROLLOUT}.tensor_model_parallel_size", f"{_ROLLOUT}.data_parallel_size")
+"""Those that SGLang takes, too."""
+SGLANG_AT = (f"{_ROLLOUT}.sglang.python", f"{_ROLLOUT}.sglang.url")
+"""rollout.name=sglang stays what it is where one of these says how SGLang is reached; verl's own lines do not."""
+
 SUBSTITUTED: dict[str, dict[str, str]] = {
     f"{_ROLLOUT}.name": {"sglang": "torch", "trtllm": "torch", "hf": "torch"},
 }

@@ -413,8 +413,11 @@ async def start_ray_servers(
 
 def _devices(config: RolloutServerConfig) -> int:
     """GPUs of one server."""
+    from streamrl.rollout.sglang_options import SglangOptions
     from streamrl.rollout.vllm_options import VllmOptions
 
+    if config.name == "sglang":
+        return SglangOptions.of(config.sglang).devices
     return VllmOptions.of(config.vllm).devices if config.name == "vllm" else 1
 
 

@@ -41,8 +41,9 @@ class SglangOptions:
     """The same from a file that only its owner can read."""
     tensor_model_parallel_size: int = 1
     data_parallel_size: int = 1
-    deterministic: bool = True
-    """--enable-deterministic-inference: SGLang takes the seeds of requests only then."""
+    deterministic: bool | None = None
+    """--enable-deterministic-inference: SGLang takes the seeds of requests only then. None: on CUDA; what SGLang can do
+    attention with on a CPU does not allow it."""
     release_memory: bool | None = None
     """Whether sleep gives up the cache's memory (--enable-memory-saver); None: on CUDA."""
     start_seconds: float = 170.0
@@ -71,6 +72,16 @@ class SglangOptions:
     def releases(self, config: RolloutServerConfig) -> bool:
         return config.device.startswith("cuda") if self.release_memory is None else self.release_memory
 
+    def takes_seeds(self, config: RolloutServerConfig) -> bool:
+        return config.device.startswith("cuda") if self.deterministic is None else self.deterministic
+
+
+def check_engine_kwargs(given: Mapping[str, Any]) -> None:
+    """Raises ValueError for arguments that are not the user's to give. Which others there are, SGLang says."""
+    taken = [name for name in given if name.replace("-", "_") in OURS]
+    if taken:
+        raise ValueError(f"rollout.sglang.engine_kwargs.{taken[0]} is set by this package")
+
 
 def arguments(config: RolloutServerConfig, options: SglangOptions, *, port: int, key: str) -> list[str]:
     """What follows `python -m sglang.launch_server`. Raises ValueError for what is not there, or not ours to change."""
@@ -78,9 +89,7 @@ def arguments(config: RolloutServerConfig, options: SglangOptions, *, port: int,
         raise ValueError("SGLang's samples depend on the batch; a deterministic run takes rollout.name=torch or sim")
     if not (Path(config.model_path) / "config.json").is_file():
         raise ValueError(f"model path {config.model_path!r} has no config.json; name a directory with model and config")
-    taken = [name for name in options.engine_kwargs if name.replace("-", "_") in OURS]
-    if taken:
-        raise ValueError(f"rollout.sglang.engine_kwargs.{taken[0]} is set by this package")
+    check_engine_kwargs(options.engine_kwargs)
     chosen: dict[str, Any] = {
         "model_path": os.path.abspath(config.model_path),
         "host": "127.0.0.1",
@@ -97,7 +106,7 @@ def arguments(config: RolloutServerConfig, options: SglangOptions, *, port: int,
         "skip_tokenizer_init": True,
         "skip_server_warmup": True,
         "incremental_streaming_output": True,
-        "enable_deterministic_inference": options.deterministic,
+        "enable_deterministic_inference": options.takes_seeds(config),
         "enable_memory_saver": options.releases(config),
         "log_level": "warning",
         **options.engine_kwargs,

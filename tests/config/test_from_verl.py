@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -186,8 +187,15 @@ def test_what_only_names_verls_own_defaults_is_no_argument():
 def test_what_stands_in_for_a_value_of_verl_exists_and_the_value_does_not(valid: list[str]):
     for key, values in SUBSTITUTED.items():
         for value, ours in values.items():
-            assert f"{value}'" not in str(known_keys()[key])
+            assert value == "sglang" or f"{value}'" not in str(known_keys()[key])
             assert f"{key}={value} ({ours} instead)" in load_config([*valid, f"{key}={value}"]).inert
+
+
+def test_sglang_stays_what_it_is_where_it_can_be_reached(valid: list[str]):
+    line = [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.sglang.python={sys.executable}", f"{ROLLOUT}.data_parallel_size=2"]
+    loaded = load_config([*valid, *line])
+    assert (loaded.config.actor_rollout_ref.rollout.name, loaded.inert) == ("sglang", ())
+    assert loaded.config.actor_rollout_ref.rollout.data_parallel_size == 2
 
 
 def test_a_default_of_verl_is_listed_only_where_ours_is_another():

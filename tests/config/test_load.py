@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,24 @@ def test_the_defaults_of_vllms_keys_are_written_down_right():
 def test_what_vllm_cannot_do_is_said_before_anything_starts(valid: list[str], given: str, says: str):
     with pytest.raises(ConfigError, match=says):
         load_config([*valid, VLLM, given])
+
+
+SGLANG = "actor_rollout_ref.rollout.sglang"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([f"{SGLANG}.python={sys.executable}"], "does nothing with"),
+        ([f"{SGLANG}.python=/no/such/python", SGLANG[:-6] + "name=sglang"], "no interpreter that can be run"),
+        ([f"{SGLANG}.python={sys.executable}", f"{SGLANG}.url=http://x", SGLANG[:-6] + "name=sglang"], "one of them"),
+        ([f"{SGLANG}.url=http://x", SGLANG[:-6] + "name=sglang", SGLANG[:-6] + "num_replicas=2"], "is one server"),
+        (
+            [f"{SGLANG}.url=http://x", SGLANG[:-6] + "name=sglang", f"{SGLANG}.engine_kwargs.port=1"],
+            "sglang.engine_kwargs.port is set by this package",
+        ),
+    ],
+)
+def test_how_sglang_is_reached_is_checked_before_anything_starts(valid: list[str], given: list[str], says: str):
+    with pytest.raises(ConfigError, match=says):
+        load_config([*valid, *given])

@@ -41,7 +41,7 @@ def local_options() -> SglangOptions:
         pytest.skip("SGLANG_PYTHON names no environment with SGLang (docs/rollout.md)")
     standins = os.environ.get("SGLANG_STANDINS")
     env = {"PYTHONPATH": standins} if standins else {}
-    return SglangOptions(python=python, deterministic=False, engine_kwargs=ON_CPU, env=env)
+    return SglangOptions(python=python, engine_kwargs=ON_CPU, env=env)
 
 
 def started(model: str) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,7 @@ def test_the_other_python_inherits_nothing_of_ours(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_interpreter_without_sglang_says_what_it_lacks(model_dirs: dict[str, str]) -> None:
-    config = RolloutServerConfig("sglang", model_dirs["qwen2"], sglang={"python": "/usr/bin/python3"})
+    config = RolloutServerConfig("sglang", model_dirs["qwen2"], sglang={"python": sys.executable})
     with pytest.raises(ValueError, match="exit code 1") as failed:
         SglangServer(config)
     assert "sglang" in str(failed.value)
