@@ -59,6 +59,7 @@ class RunDirectory:
     """Set when the run reached its end: what a resume would need may go."""
     note: str = ""
     """What the user should know: an unfinished run that is not continued, and why."""
+    _adopted: bool = False
     _before: str | None = None
     """Where `latest` pointed before this run."""
 
@@ -82,9 +83,15 @@ class RunDirectory:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    @property
+    def untouched(self) -> bool:
+        """It was there before, with a summary, and has not gone on since: a resume was refused."""
+        return self.resumed and not self._adopted and self.summary.exists()
+
     def adopt(self, resolved: str) -> None:
         """The configuration with which the run goes on from now on, where it differs; the one before stays beside it
         as config.1.yaml, config.2.yaml, ... A summary of how it ended before is one no more."""
+        self._adopted = True
         self.summary.unlink(missing_ok=True)
         current = self.path / "config.yaml"
         if _text(current) == resolved:

@@ -38,7 +38,8 @@ class Session:
                 cause = explained(cause, self._parts.run.path)
             log.error("the run failed", exc_info=error)
             await self.trainer.report.last_look()
-            await self._summarise("failed", f"{type(cause).__name__}: {cause}")
+            if not self._parts.run.untouched:
+                await self._summarise("failed", f"{type(cause).__name__}: {cause}")
             self._parts.run.finished = not resumable(self._parts.run.path)
             if isinstance(cause, Exception):
                 raise cause from None

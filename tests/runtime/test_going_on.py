@@ -113,6 +113,14 @@ def test_the_queue_of_a_copy_that_went_on_is_refused_and_without_it_the_run_goes
     check_accounts(run, 10)
 
 
+def test_a_finished_run_whose_continuation_is_refused_stays_finished(make_config: MakeConfig) -> None:
+    common = (*SMALL, "trainer.save_freq=3", "trainer.total_training_steps=3")
+    run = start(make_config(*common))[0]
+    with pytest.raises(UserError, match="Give it as it was"):
+        start(make_config(*common, "trainer.deterministic=true"), run)
+    assert status_of(run) == "finished"
+
+
 @pytest.mark.parametrize("before", ["true", "false"])
 def test_deterministic_mode_cannot_begin_or_end_within_a_run_and_nothing_is_changed_by_trying(
     make_config: MakeConfig, tmp_path: Path, before: str
