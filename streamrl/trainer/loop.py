@@ -25,6 +25,7 @@ from streamrl.data import training_steps
 from streamrl.monitor.summary import Status
 from streamrl.trainer.batch_log import BatchLog
 from streamrl.trainer.checkpoint import TrainerState
+from streamrl.trainer.damaged import drop_damaged, is_damage
 from streamrl.trainer.feeder import Feeder
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.queue_cut import QueueCut
@@ -271,22 +272,38 @@ class Trainer(ABC):
     async def _update(self, batch: LeasedBatch, step: int, *, first: bool) -> dict[str, float]:
         staleness = mean(self.version - oldest_version(group) for group in batch.groups)
         alone = self.groups_per_update == self.groups_per_step
-        return await self.update.run(
-            batch,
-            step=step,
-            version=self.version,
-            max_age=self.staleness.max_age,
-            max_masked_ratio=self.staleness.max_masked_ratio,
-            staleness=staleness,
-            pi_old="current" if alone else "keep" if first else "kept",
-        )
+        try:
+            return await self.update.run(
+                batch,
+                step=step,
+                version=self.version,
+                max_age=self.staleness.max_age,
+                max_masked_ratio=self.staleness.max_masked_ratio,
+                staleness=staleness,
+                pi_old="current" if alone else "keep" if first else "kept",
+            )
+        except Exception as error:
+            if is_damage(error):
+                raise await drop_damaged(self.parts.queue, PARTITION, batch) from error
+            raise
 
     async def _publish(self, version: int) -> None:
         with self.parts.events.span("publish", version=version) as span:
             info = await self.parts.actor.publish_weights(version)
             span.add(bytes=info.bytes)
-            await self.parts.servers.update_weights(info)
-        self._in_service = version
+            report = await self.parts.servers.update_weights(info)
+            if report is None:  # a replay has no servers
+                self._in_service = version
+                return
+            span.add(**{f"{stage}_s": seconds for stage, seconds in report.stages.items()})
+            if report.missing:
+                span.add(missing=report.missing)
+        if report.in_service:
+            self._in_service = version
+            return
+        log.warning(
+            "no LLM server took version %d; they serve version %d: %s", version, self._in_service, report.missing
+        )
 
     async def _publish_unless_held(self, version: int) -> None:
         """A validation may hold the servers' weights: then the ranks keep `version` to themselves. Once what is sampled
