@@ -125,7 +125,7 @@ async def slot_use(workers: int, *, of: int = SERVERS, rounds: float = 5.0, paus
 
 
 async def batch(rounds: int = 8) -> tuple[float, float]:
-    """Requests for `rounds` of all slots at once, from 4 workers. Makespan over the oracle's, and over the one line's."""
+    """Requests for `rounds` of all slots at once, from 4 workers. Makespan over the oracle's, and the one line's."""
     servers = {f"server-{i}": SimServer(LENGTHS, max_num_seqs=SLOTS, max_model_len=8192) for i in range(SERVERS)}
     agents = {f"agent-{i}": Agent(f"agent-{i}", servers) for i in range(4)}
     fleet = Fleet(LLMServerManager(servers), lambda: agents)

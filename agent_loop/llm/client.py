@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from agent_loop.llm.beats import Beats, OpenCall
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import RunStopping
+from agent_loop.llm.probes import Probes
 from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, Scores, ServerDied
 from agent_loop.llm.retry import Patience, Setbacks, extend
 from agent_loop.llm.router import Router, Ticket
@@ -54,7 +55,7 @@ class RoutedClient:
         """Held by the suspect that is under way and has yet to show a token."""
         self._died_with: dict[str, tuple[int, int]] = {}
         """By server, at its last death: calls that were open beside the first that noticed it; suspects in all."""
-        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._probes = Probes(self.router, self._patience, self._line.pump, self._look_after)
         self._aborts: set[asyncio.Task[Any]] = set()
         self._prefix = secrets.token_hex(4)
         self._requests = 0
@@ -135,15 +136,15 @@ class RoutedClient:
         """The servers are now these: new or exchanged handles join after a health check, missing ones leave."""
         for name in set(self._servers) - set(servers):
             self.router.remove(name)
-            self._stop_probe(name)
+            self._probes.stop(name)
         for name, server in servers.items():
             if _identity(self._servers.get(name)) != _identity(server):
                 self.router.remove(name)
                 self.router.add(name)
-                self._stop_probe(name)
+                self._probes.stop(name)
         self._servers = dict(servers)
         for name in self.router.out():
-            self._probe_later(name)
+            self._probes.start(name, self._servers[name])
         self._line.pump()
 
     def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
@@ -152,7 +153,7 @@ class RoutedClient:
             self.set_servers(news.handles)
         for name, reason in news.out.items():
             if self.router.eject(name, reason):
-                self._probe_later(name)
+                self._probes.start(name, self._servers[name])
         for name in news.draining:
             self.router.drain(name)
         self.router.hear(news.servers, news.routers)
@@ -168,7 +169,7 @@ class RoutedClient:
         """The run stops: waiting requests return what they have as "aborted"; no task stays behind."""
         self._closing = True
         self._line.close()
-        tasks = [*self._probes.values(), *self._aborts, *self._beats.stop()]
+        tasks = [*self._probes.close(), *self._aborts, *self._beats.stop()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -233,7 +234,7 @@ class RoutedClient:
         self, call: OpenCall, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes], done: Generation
     ) -> Generation:
         """The next piece after `done`; if this is cancelled, `done` has what was sampled of it."""
-        name, server = call.ticket.server, self._servers[call.ticket.server]
+        name, server = call.ticket.server, self._server_of(call.ticket)
         left = replace(sampling, max_tokens=sampling.max_tokens - len(done.token_ids))
         shown = [images] if images else ()
         answer = asyncio.ensure_future(server.generate(call.id, prompt_ids + done.token_ids, left, *shown))
@@ -269,12 +270,18 @@ class RoutedClient:
         finally:
             call.cancel()
 
+    def _server_of(self, ticket: Ticket) -> LLMServer:
+        """Raises ServerDied if it has left since the ticket was given."""
+        if (server := self._servers.get(ticket.server)) is None:
+            raise ServerDied(f"server {ticket.server} has left")
+        return server
+
     async def _scored(
         self, ticket: Ticket, prompt_ids: list[int], response_ids: list[int], temperature: float
     ) -> Scores:
         try:
             async with asyncio.timeout(self._patience.answer):
-                return await self._servers[ticket.server].score(prompt_ids, response_ids, temperature)
+                return await self._server_of(ticket).score(prompt_ids, response_ids, temperature)
         except TimeoutError:
             raise ServerDied(f"server {ticket.server} gave no scores within {self._patience.answer:g} s") from None
 
@@ -300,35 +307,8 @@ class RoutedClient:
         if not self.router.fail(ticket, reason):
             return False
         logger.warning("LLM server %s is out: %s", ticket.server, reason)
-        self._probe_later(ticket.server)
+        self._probes.start(ticket.server, self._servers[ticket.server])
         return True
-
-    def _probe_later(self, name: str) -> None:
-        if not self._closing and name not in self._probes:
-            self._probes[name] = self._start(self._probe(name, self._servers[name]), f"probe-{name}")
-
-    def _stop_probe(self, name: str) -> None:
-        if task := self._probes.pop(name, None):
-            task.cancel()
-
-    async def _probe(self, name: str, server: LLMServer) -> None:
-        """Ask the server until it is healthy at the version in service."""
-        failures = self.router.servers[name].failures
-        pause = min(self._patience.first_pause * 2 ** min(max(0, failures - 1), 20), self._patience.longest_pause)
-        while True:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, self._patience.longest_pause)
-            try:
-                async with asyncio.timeout(self._patience.probe):
-                    load = await server.load()
-            except (ConnectionError, TimeoutError) as error:
-                self.router.servers[name].reason = f"health check: {error or type(error).__name__}"
-                continue
-            if self.router.readmit(name, load.weight_version):
-                logger.info("LLM server %s is back at weight version %d", name, load.weight_version)
-                del self._probes[name]
-                self._line.pump()
-                return
 
     def _start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=name)

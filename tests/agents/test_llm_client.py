@@ -478,3 +478,19 @@ def test_servers_that_come_and_go_by_the_fleets_news() -> None:
         await client.close()
 
     run_virtual(main())
+
+
+def test_a_server_that_leaves_between_the_ticket_and_the_call_costs_nothing() -> None:
+    async def main() -> None:
+        a, b = FakeServer(counting, seconds=1.0), FakeServer(counting, seconds=5.0)
+        client = RoutedClient({"a": a, "b": b}, patience=QUICK)
+        client.hear(FleetNews(servers={"a": ServerNews(max_requests=1), "b": ServerNews(max_requests=1)}))
+        calls = [asyncio.create_task(client.generate(PROMPT, SamplingParams(20), session=f"s{i}")) for i in range(3)]
+        await asyncio.sleep(0.5)
+        calls[0].add_done_callback(lambda _: client.hear(FleetNews(handles={"b": b})))
+        results = await asyncio.gather(*calls)
+        assert [result.stop_reason for result in results] == ["stop"] * 3
+        assert client.router.in_flight() == 0
+        await client.close()
+
+    run_virtual(main())

@@ -1,0 +1,65 @@
+"""The servers that are out: asked with growing pauses until one is healthy at the version in service.
+
+A server that died under the first requests after it came back is asked later each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from agent_loop.llm.protocol import LLMServer
+from agent_loop.llm.retry import Patience
+from agent_loop.llm.router import Router
+
+logger = logging.getLogger(__name__)
+
+
+class Probes:
+    """Invariant: one probe per server at most, and none of a server that is in service."""
+
+    def __init__(
+        self, router: Router, patience: Patience, on_back: Callable[[], None],
+        on_task: Callable[[asyncio.Task[None]], None],
+    ) -> None:  # fmt: skip
+        """`on_back()` after a re-admission; `on_task(task)` for each that was started, so that it is looked after."""
+        self._router, self._patience, self._on_back, self._on_task = router, patience, on_back, on_task
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+
+    def start(self, name: str, server: LLMServer) -> None:
+        if not self._closed and name not in self._tasks:
+            task = asyncio.get_running_loop().create_task(self._probe(name, server), name=f"probe-{name}")
+            self._tasks[name] = task
+            self._on_task(task)
+
+    def stop(self, name: str) -> None:
+        if task := self._tasks.pop(name, None):
+            task.cancel()
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """The tasks, cancelled; no further one starts."""
+        self._closed = True
+        for task in self._tasks.values():
+            task.cancel()
+        return list(self._tasks.values())
+
+    async def _probe(self, name: str, server: LLMServer) -> None:
+        router, patience = self._router, self._patience
+        doublings = min(max(0, router.servers[name].failures - 1), 20)
+        pause = min(patience.first_pause * 2**doublings, patience.longest_pause)
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, patience.longest_pause)
+            try:
+                async with asyncio.timeout(patience.probe):
+                    load = await server.load()
+            except (ConnectionError, TimeoutError) as error:
+                router.servers[name].reason = f"health check: {error or type(error).__name__}"
+                continue
+            if router.readmit(name, load.weight_version):
+                logger.info("LLM server %s is back at weight version %d", name, load.weight_version)
+                del self._tasks[name]
+                self._on_back()
+                return
