@@ -126,6 +126,33 @@ def test_weights_of_another_model_or_damaged_ones_are_refused_and_the_old_ones_s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_tensor_parallel_workers_swap_together(
+    model_dirs: dict[str, str], other_weights: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed (make vllm)")
+    options = {"tensor_model_parallel_size": 2, "engine_kwargs": {"kv_cache_memory_bytes": 64 << 20}}
+    server = build_server(
+        RolloutServerConfig("vllm", model_dirs["wide"], max_num_seqs=4, max_model_len=512, vllm=options)
+    )
+
+    async def main() -> None:
+        try:
+            running = asyncio.ensure_future(server.generate("running", [1, 2], SamplingParams(max_tokens=450)))
+            while not await server.progress({"running": 0}):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await server.update_weights(other_weights("wide", 1, 1).path, 1)
+            assert set((await running).weight_versions) == {0, 1}
+            sampling = SamplingParams(max_tokens=30, seed=1)
+            got = await server.generate("after", [1, 2, 3], sampling)
+            assert got.log_probs == pytest.approx(log_probs(1, [1, 2, 3], got.token_ids, sampling), abs=CLOSE)
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_weights_that_give_nan_are_the_end_of_the_server(vllm_engine: Any, tmp_path: Path) -> None:
     from streamrl.weight_sync import WeightStore
