@@ -138,6 +138,9 @@ def stats_text(stats: QueueStats) -> str:
     if units:
         live = size(sum(p.nbytes for p in stats.partitions.values()))
         parts.append(f"held, on disk: whole segments, also spare and half-written ones; {live} of them are live rows")
+    if stats.no_room:
+        told = plain(stats.first_without_room, 1000)
+        parts.append(f"{count(stats.no_room, 'writer')} without room, the first: {told}")
     return "\n\n".join(parts) + "\n"
 
 

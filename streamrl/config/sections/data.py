@@ -20,9 +20,10 @@ class CustomDatasetConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     train_files: tuple[str, ...] = ()
-    """Files (jsonl, json, parquet, arrow), directories, patterns with * or **, and hf:NAME[:CONFIG]:SPLIT; one or a
-    list. Columns: streamrl/data/columns.py. Read once at the start; rows of more than 64 MiB are kept in a file under
-    $XDG_CACHE_HOME/streamrl, not in memory (a .json file is parsed whole: for large data take .jsonl)."""
+    """Files (jsonl, json, parquet, arrow), directories (of up to 50000 entries), patterns with * or **, and
+    hf:NAME[:CONFIG]:SPLIT; one or a list. Columns: streamrl/data/columns.py. Read once at the start; rows of more than
+    64 MiB are kept in a file under $XDG_CACHE_HOME/streamrl, not in memory (a .json file is parsed whole: for large
+    data take .jsonl)."""
     val_files: tuple[str, ...] = ()
     train_batch_size: PositiveInt = 1024
     """Prompts per step."""
