@@ -465,10 +465,15 @@ def test_a_segment_request_waits_within_the_budget_and_says_so() -> None:
     assert world.ask("other", m.SegmentRequest(4 * SEGMENT, wait=9.0)).code == "invalid"
     world.ask("worker", m.Commit("p", ["kv"], [_block(held[0])], sealed=held[:2]))
     assert world.answer_to(waiting) is not None
-    world.after(9.0)
+    world.after(4.0)
+    stats = world.ask("other", m.Stats())
+    assert stats.no_room == 1
+    assert stats.first_without_room.startswith("'trainer' waited 4.0 s for room for 10 bytes")
+    world.after(5.0)
     failed = world.answer_to(vain)
     assert failed.code == "queue_full"
     assert f"unit 0 uses {3 * SEGMENT} of {3 * SEGMENT} bytes" in failed.message
+    assert world.ask("other", m.Stats()).no_room == 0
 
 
 def _block(segment: int, offset: int = 0, nbytes: int = 8) -> m.Block:
