@@ -13,7 +13,7 @@ from agent_loop.tools.base import load_tool
 from streamrl.config.classes import AGENT_LOOP, TOOL, TRACKER, Use, class_misfits
 from streamrl.config.paths import defines, definitions, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
-from streamrl.config.signatures import POLICY_LOSS, REWARD, Caller, misfits
+from streamrl.config.signatures import POLICY_LOSS, REWARD, SERVER, Caller, misfits
 from streamrl.monitor.trackers import BUILT_IN, LIBRARIES
 
 ACTOR = "actor_rollout_ref.actor"
@@ -30,6 +30,11 @@ def code(config: StreamRLConfig) -> Iterator[str]:
     rollout, loss = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.policy_loss
     if written := split_file_object(loss.loss_mode):
         yield from file_object(f"{ACTOR}.policy_loss.loss_mode", *written, POLICY_LOSS)
+    if rollout.server is not None:
+        if written := split_file_object(rollout.server):
+            yield from file_object(f"{ROLLOUT}.server", *written, SERVER)
+        else:
+            yield f"{ROLLOUT}.server={rollout.server}: expected path/to/file.py:function; name= is for what is shipped"
     if written := split_file_object(rollout.agent.default_agent_loop):
         yield from file_class(f"{ROLLOUT}.agent.default_agent_loop", *written, AGENT_LOOP)
     for name, settings in rollout.tools.items():

@@ -63,8 +63,8 @@ def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
             if value != OF_VLLM[key]:
                 result.inert.append(key)
         elif key in known_keys():
-            ours = value if sglang and key == SERVER else _as_ours(key, value, result.inert)
-            _put(result.values, key.split("."), ours)
+            path: list[str] = [*key.split(".")]
+            _put(result.values, path, value if sglang and key == SERVER else _as_ours(key, value, result.inert))
         elif key in UNAVAILABLE:
             if value not in UNAVAILABLE[key]:
                 result.problems.append(_unavailable(key, value, UNAVAILABLE[key]))

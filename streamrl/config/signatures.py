@@ -70,6 +70,7 @@ TOKEN_ESTIMATOR = Caller(
 POLICY_LOSS = Caller(
     "f(inputs, settings)", positional=2, foreign={"old_log_prob": _VERL_LOSS, "response_mask": _VERL_LOSS}
 )
+SERVER = Caller("f(config, events), which returns an LLMServer", positional=2)
 
 
 def misfits(file: Path, name: str, caller: Caller, more: tuple[str, ...] = ()) -> Iterator[str]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_loop.llm.protocol import CannotScore, Generation, LLMServer, SamplingParams, Scores, ServerDied, ServerLoad
+from agent_loop.plugins import is_path_spec, load_from_file
 from streamrl.rollout.events import ServerEvents
 from streamrl.weight_sync import WeightError, WeightInfo, WeightStore
 
@@ -47,7 +48,7 @@ class RolloutServerConfig:
     """One server. `weights_dir` None serves the model as it is saved; `events_dir` None reports nothing."""
 
     name: str = "torch"
-    """Which kind: "torch", "vllm", "sglang", "sim", or a name given to `register_server`."""
+    """Which kind: "torch", "vllm", "sglang", "sim", a name given to `register_server`, or `path/to/file.py:builder`."""
     model_path: str = ""
     weights_dir: str | None = None
     max_num_seqs: int = 64
@@ -131,7 +132,7 @@ def register_server(name: str, builder: Builder) -> None:
 
 def build_server(config: RolloutServerConfig, events: ServerEvents | None = None) -> LLMServer:
     """A server ready to serve, with the newest weights. Raises ValueError for a config that cannot be."""
-    builder = _BUILDERS.get(config.name)
+    builder = load_from_file(config.name, "LLM server") if is_path_spec(config.name) else _BUILDERS.get(config.name)
     if builder is None:
         raise ValueError(
             f"rollout.name {config.name!r}: there is no such server; known are {', '.join(sorted(_BUILDERS))}"

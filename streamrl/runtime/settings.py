@@ -112,7 +112,7 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
     rollout, data = config.actor_rollout_ref.rollout, config.data
     seed = config.trainer.seed if rollout.seed is None else rollout.seed
     return RolloutServerConfig(
-        name=rollout.name,
+        name=rollout.server or rollout.name,
         model_path=config.actor_rollout_ref.model.path,
         weights_dir=str(sync_dir(config, run)),
         max_num_seqs=rollout.max_num_seqs,

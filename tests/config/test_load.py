@@ -226,3 +226,17 @@ SGLANG = "actor_rollout_ref.rollout.sglang"
 def test_how_sglang_is_reached_is_checked_before_anything_starts(valid: list[str], given: list[str], says: str):
     with pytest.raises(ConfigError, match=says):
         load_config([*valid, *given])
+
+
+def test_a_server_of_ones_own_is_looked_into_before_anything_starts(valid: list[str], tmp_path: Path):
+    key, file = "actor_rollout_ref.rollout.server", tmp_path / "mine.py"
+    file.write_text("def build(config, events): ...\ndef other(): ...\n")
+    load_config([*valid, f"{key}={file}:build"])
+    for given, says in (
+        (f"{file}:biuld", "defines no biuld"),
+        (f"{file}:other", "f.config, events., which returns an LLMServer"),
+        ("trtllm", "expected path/to/file.py:function"),
+        (f"{tmp_path}/none.py:build", "there is no file"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_config([*valid, f"{key}={given}"])

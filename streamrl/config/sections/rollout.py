@@ -168,6 +168,9 @@ class RolloutConfig:
     name: Literal["torch", "vllm", "sglang", "sim"] = "torch"
     """torch: the embedded engine; vllm: vLLM, which is installed separately (make vllm, or streamrl[vllm]); sglang:
     SGLang, in an environment of its own."""
+    server: str | None = None
+    """A kind of server of your own in place of `name`: `path/to/file.py:function`, called with a RolloutServerConfig
+    and the run's events (docs/rollout.md#another-kind-of-server)."""
     num_replicas: PositiveInt = 1
     """LLM servers."""
     n: GroupSize = 8
