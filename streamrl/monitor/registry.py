@@ -228,6 +228,13 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("queue/{rows,bytes,redelivered,dead}", "", "Live rows and bytes; groups redelivered and dead, in all.", ""),
     _step("weights/{version,bytes,rollout_version_min}", "", "The trainer's version, its size, the oldest served.", ""),
     _step(
+        "weights/seconds/{gather,transfer,apply,commit,pause}",
+        "seconds",
+        "Weight sync: until a rank has its share in host memory, until all of it lies where servers find it, until "
+        "they have it aside, until they serve it, and the longest in which a server made no token for it.",
+        "",
+    ),
+    _step(
         "data/{bytes_read,bytes_written,bytes_trainer}",
         "bytes",
         "Read and written by the ranks; passed through the trainer process.",

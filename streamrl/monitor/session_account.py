@@ -82,6 +82,10 @@ class Lengths:
         return mean
 
 
+SYNC_STAGES = ("gather", "transfer", "apply", "commit", "pause")
+"""Of a weight sync, as its event tells them (rollout.manager.UpdateReport)."""
+
+
 @dataclass(slots=True)
 class SessionAccount:
     """Invariant: every token that a session span tells of is held by its group, trained, or wasted, once."""
@@ -97,6 +101,7 @@ class SessionAccount:
     _stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     _published: int = 0
+    _sync: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _gone: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Group -> why it left; "": it was trained."""
 
@@ -108,7 +113,10 @@ class SessionAccount:
                 self._session(event)
             elif event.kind == "span" and event.process == "trainer" and event.name in STAGES:
                 self._stages[STAGES[event.name]] += event.seconds
-                self._published += event.fields.get("bytes", 0) if event.name == "publish" else 0
+                if event.name == "publish":
+                    self._published += event.fields.get("bytes", 0)
+                    for stage in SYNC_STAGES:
+                        self._sync[stage] += event.fields.get(f"{stage}_s", 0.0)
 
     def _forget(self) -> None:
         """What an earlier life of the trainer sampled: nobody says any more what became of it."""
@@ -139,6 +147,7 @@ class SessionAccount:
             metrics["sampling/length_bias"] = self.trained_in_all.mean / sampled
         if self._published:
             metrics["weights/bytes"] = float(self._published)
+            metrics |= {f"weights/seconds/{stage}": seconds for stage, seconds in self._sync.items()}
         for name, values in self._values.items():
             metrics |= {
                 f"{name}/mean": sum(values) / len(values),
@@ -146,7 +155,7 @@ class SessionAccount:
                 f"{name}/min": min(values),
             }
         self._trained = self._published = 0
-        for seen in (self._wasted, self._stages, self._values):
+        for seen in (self._wasted, self._stages, self._values, self._sync):
             seen.clear()
         return metrics
 

@@ -296,6 +296,7 @@ class Trainer(ABC):
                 self._in_service = version
                 return
             span.add(**{f"{stage}_s": seconds for stage, seconds in report.stages.items()})
+            span.add(generation_stalled=report.stages["pause"])
             if report.missing:
                 span.add(missing=report.missing)
         if report.in_service:
