@@ -70,6 +70,13 @@ class ServerLoad:
     score_queue_seconds: float = 0.0  # what these answers waited for their turn, in all
     preemptions: int = 0  # running requests that lost their cache for want of room, since the start
     cache_usage: float = 0.0  # share of the KV cache that running requests hold, 0 to 1
+    first_tokens: int = 0  # requests that have made their first token, since the start
+    queue_seconds: float = 0.0  # what these waited for a slot, in all
+    first_token_seconds: float = 0.0  # from their arrival to that token, in all
+    prompt_tokens: int = 0  # with which requests got their slots, since the start; 0: not known
+    cached_tokens: int = 0  # of these: found in the prefix cache
+    weights_seconds: float = 0.0  # for how long the weights have been in service here
+    asleep: bool = False  # between `sleep` and `wake_up`
 
 
 class ServerDied(ConnectionError):

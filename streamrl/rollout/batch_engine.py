@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +74,10 @@ class BatchEngine:
     every request the same bits whoever runs beside it; a request that names a version waits for it."""
 
     def __init__(
-        self, model: nn.Module, *, slots: int, max_len: int, version: int = 0, invariant: bool = False
-    ) -> None:
+        self, model: nn.Module, *, slots: int, max_len: int, version: int = 0, invariant: bool = False,
+        on_first_token: Callable[[float, float], None] = lambda waited, seconds: None,
+    ) -> None:  # fmt: skip
+        """`on_first_token(waited, seconds)`: of each request, once (`events.Reporter.first_token`)."""
         kept = min(2 * slots, KEPT_BYTES // (bytes_per_token(model) * max_len))
         self.model = model
         self.slots, self.max_len, self.version, self.invariant = slots, max_len, version, invariant
@@ -86,6 +88,7 @@ class BatchEngine:
         self.tokens_generated = 0
         self.tokens_prefilled = 0
         self.tokens_reused = 0
+        self._on_first_token = on_first_token
         self._knobs: Knobs | None = None  # of the running rows, in order; None after they changed
 
     @property
@@ -153,7 +156,12 @@ class BatchEngine:
         logits = self._prompt_logits(first, fresh)
         for row, request in enumerate(fresh, first):
             self.prefixes.begin(row, request.history[: request.cached], self.version)
-        return self._sample(first, logits, self._knobs_of(fresh))
+        begin = [request for request in fresh if not request.generation.token_ids]  # the others slept
+        ended = self._sample(first, logits, self._knobs_of(fresh))
+        now = time.perf_counter()
+        for request in begin:
+            self._on_first_token(request.admitted - request.submitted, now - request.submitted)
+        return ended
 
     def _choose(self) -> list[Request]:
         """The requests of the next prefill pass, taken from the queue in order and given their cached prefix.

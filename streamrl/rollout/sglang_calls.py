@@ -85,7 +85,7 @@ class SglangCalls:
         """Whether SGLang itself stands."""
         self._changing = asyncio.Lock()
         self._releases, self._report = releases, report
-        self._tokens = self._preemptions = 0
+        self._tokens = self._preemptions = self._prompt_tokens = self._cached_tokens = 0
         self._usage = 0.0
         self._heard = self._last_token = self._busy_from = time.monotonic()
 
@@ -160,9 +160,12 @@ class SglangCalls:
             slots=self.slots,
             weight_version=self.version,
             tokens_generated=self._tokens,
-            busy_seconds=self._report.busy_seconds,
             preemptions=self._preemptions,
             cache_usage=self._usage,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            asleep="asleep" in self._stands,
+            **self._report.figures(now),
         )
 
     def fail(self, reason: str) -> ServerDied:
@@ -271,6 +274,11 @@ class SglangCalls:
             raise ValueError(f"{count} new tokens, but {len(ids)} ids and {len(log_probs)} log-probs")
         if any(each is None or math.isnan(each) for each in log_probs):
             raise self.fail(f"the model gives NaN at weight version {self.version}: these weights are broken")
+        if not got.token_ids:
+            began = call.submitted if call.admitted is None else call.admitted
+            self._report.first_token(began - call.submitted, time.perf_counter() - call.submitted)
+            self._prompt_tokens += len(call.prompt)
+            self._cached_tokens += meta.get("cached_tokens") or 0
         self._report.busy(self._busy_from, now, self._tokens + count)
         self._tokens += count
         self._last_token = self._busy_from = now

@@ -267,14 +267,16 @@ class SimServer:
 
     async def load(self) -> ServerLoad:
         self._check_alive()
-        now = self._time.now()
+        now, figures = self._time.now(), self._report.figures(loop_time())
+        figures["busy_seconds"] += now - self._busy_since if self._running else 0.0
         return ServerLoad(
             running=len(self._running),
             waiting=len(self._waiting),
             slots=self._slots,
             weight_version=self._versions[-1][1],
             tokens_generated=self._ended_tokens + sum(run.past(now) for run in self._running.values()),
-            busy_seconds=self._report.busy_seconds + (now - self._busy_since if self._running else 0.0),
+            asleep="asleep" in self._stands,
+            **figures,
             rows_scored=self._rows_scored,
             tokens_scored=self._tokens_scored,
             score_queue_seconds=self._score_queue_seconds,
@@ -359,6 +361,9 @@ class SimServer:
         generation.queue_seconds = max(0.0, admitted - run.submitted)
         generation.engine_seconds = max(0.0, ended - admitted)
         self._remove(run, moment, count)
+        if count:
+            waited = generation.queue_seconds
+            self._report.first_token(waited, waited + float(run.script.seconds[0]))
         if not run.future.done():
             run.future.set_result(generation)
 

@@ -94,12 +94,13 @@ class TorchServer:
         self._newest = newest[0].version if newest else 0
         self._staged: Staged | None = None
         self._receiver: Receiver | None = None
+        self._report = Reporter(server, events)
         self._engine = BatchEngine(
-            model, slots=max_num_seqs, max_len=max_model_len, version=self._newest, invariant=invariant
-        )
+            model, slots=max_num_seqs, max_len=max_model_len, version=self._newest, invariant=invariant,
+            on_first_token=self._report.first_token,
+        )  # fmt: skip
         self._scores = ScoreQueue(model, max_tokens=max_score_tokens)
         self._streams = Streams(seed)
-        self._report = Reporter(server, events)
         self._inbox: deque[_Item] = deque()
         self._wake = threading.Condition()
         self._open: dict[str, Request] = {}
@@ -223,7 +224,10 @@ class TorchServer:
             slots=engine.slots,
             weight_version=self._newest,
             tokens_generated=engine.tokens_generated,
-            busy_seconds=self._report.busy_seconds,
+            prompt_tokens=engine.tokens_prefilled + engine.tokens_reused,
+            cached_tokens=engine.tokens_reused,
+            asleep=self._asleep,
+            **self._report.figures(time.monotonic()),
             rows_scored=self._scores.rows_scored,
             tokens_scored=self._scores.tokens_scored,
             score_queue_seconds=self._scores.queue_seconds,

@@ -64,6 +64,9 @@ class Cache:
 
     usage: float = 0.0
     preemptions: int = 0
+    looked_up: int = 0
+    """Tokens that requests began with."""
+    found: int = 0
 
 
 class VllmCalls:
@@ -176,9 +179,12 @@ class VllmCalls:
             slots=self.slots,
             weight_version=self.version,
             tokens_generated=self._tokens,
-            busy_seconds=self._report.busy_seconds,
             preemptions=self._cache.preemptions,
             cache_usage=self._cache.usage,
+            prompt_tokens=self._cache.looked_up,
+            cached_tokens=self._cache.found,
+            asleep="asleep" in self._stands,
+            **self._report.figures(time.monotonic()),
         )
 
     def fail(self, reason: str) -> ServerDied:
@@ -263,6 +269,9 @@ class VllmCalls:
             self._report.busy(self._busy_from, now, self._tokens + len(ids))
             self._tokens += len(ids)
             self._last_token = self._busy_from = now
+            if not got.token_ids:
+                began = call.submitted if call.admitted is None else call.admitted
+                self._report.first_token(began - call.submitted, time.perf_counter() - call.submitted)
             log_probs = [step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)]
             if any(log_prob != log_prob for log_prob in log_probs):
                 raise self.fail(f"the model gives NaN at weight version {self.version}: these weights are broken")

@@ -228,6 +228,8 @@ async def _start(arguments: Any, cache: Cache) -> Any:
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             if scheduler_stats is not None:
                 cache.usage = scheduler_stats.kv_cache_usage
+                cache.looked_up += scheduler_stats.prefix_cache_stats.queries
+                cache.found += scheduler_stats.prefix_cache_stats.hits
             if iteration_stats is not None:
                 cache.preemptions += iteration_stats.num_preempted_reqs
 
