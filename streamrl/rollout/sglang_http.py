@@ -44,11 +44,14 @@ class SglangHttp:
         await self._client.aclose()
 
     async def is_ready(self) -> bool:
-        """Whether it takes requests; False also while nobody listens yet."""
+        """Whether it takes requests; False also while nobody listens yet. Raises ServerDied: not with our key."""
         try:
-            return (await self._client.get("/ready", timeout=CONNECT_SECONDS)).status_code == 200
+            status = (await self._client.get("/ready", timeout=CONNECT_SECONDS)).status_code
         except httpx2.TransportError:
             return False
+        if status in (401, 403):
+            raise self._no("/ready", status, "")
+        return status == 200
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream. Its tokens may be long in coming (it may be paused), so there is no deadline."""

@@ -178,7 +178,11 @@ class SglangServer:
             http = SglangHttp(self._process.url, self._process.key)
         else:
             http = SglangHttp(options.url, ApiKey.find(env=options.key_env, file=options.key_file))
-            if not await http.is_ready():
+            try:
+                ready = await http.is_ready()
+            except ServerDied as error:
+                raise ValueError(f"rollout.sglang.url {options.url!r}: {error}") from None
+            if not ready:
                 raise ValueError(f"rollout.sglang.url {options.url!r}: no SGLang server is ready there")
             await self._quiet(http)
         calls = SglangCalls(

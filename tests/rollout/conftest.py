@@ -105,7 +105,7 @@ def fake_sglang() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def real_sglang(model_dirs: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """(url, key) of SGLang with the tiny qwen2; skips where SGLANG_PYTHON names no environment with it."""
+    """(url, key) of SGLang with the tiny qwen2; skips where it is not installed."""
     from tests.rollout.kept_sglang import started
 
     yield from started(model_dirs["qwen2"])

@@ -1,7 +1,7 @@
 """SGLang for tests: one process for many, each with a server of its own that takes it by its url.
 
-SGLANG_PYTHON names the interpreter of an environment with SGLang. SGLANG_STANDINS may name a directory with modules
-that take the place of those SGLang has no CPU build of (`sgl_kernel`, `torchvision`); it goes before the environment's.
+SGLANG_PYTHON names the interpreter of an environment with SGLang, if not the one that `make sglang-env` has made is
+taken. Modules that SGLang has no CPU build of are those of `sglang/standins`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from streamrl.rollout.replica import RolloutServerConfig
 from streamrl.rollout.sglang_options import SglangOptions
 from streamrl.rollout.sglang_process import SglangProcess
 from streamrl.rollout.weights_view import WeightsView
+from tests.rollout.sglang import environment
 
 KEY_ENV = "STREAMRL_TEST_SGLANG_KEY"
 ON_CPU = {
@@ -36,12 +37,10 @@ def sglang_at(url: str, key: str, model: str, **more: Any) -> RolloutServerConfi
 
 def local_options() -> SglangOptions:
     """Skips the test where there is no SGLang."""
-    python = os.environ.get("SGLANG_PYTHON")
+    python = os.environ.get("SGLANG_PYTHON") or environment.python(environment.directory())
     if not python:
-        pytest.skip("SGLANG_PYTHON names no environment with SGLang (docs/rollout.md)")
-    standins = os.environ.get("SGLANG_STANDINS")
-    env = {"PYTHONPATH": standins} if standins else {}
-    return SglangOptions(python=python, engine_kwargs=ON_CPU, env=env)
+        pytest.skip("SGLang is not installed (make sglang-env), and SGLANG_PYTHON names no environment with it")
+    return SglangOptions(python=str(python), engine_kwargs=ON_CPU, env={"PYTHONPATH": str(environment.STANDINS)})
 
 
 def started(model: str) -> Iterator[tuple[str, str]]:

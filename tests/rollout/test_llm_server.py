@@ -73,7 +73,7 @@ VLLM = pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.timeout(400)])
 
 
 SGLANG = pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(400)])
-"""Runs where SGLANG_PYTHON names the interpreter of an environment with SGLang; one server for all tests here."""
+"""Runs where SGLang is installed (make sglang-env); one process for all tests here."""
 
 
 @pytest.fixture(params=["torch", "sim", "sglang protocol", VLLM, SGLANG])

@@ -140,9 +140,11 @@ async def test_a_server_whose_connection_ends_is_dead_and_its_requests_know_it(
 
 
 async def test_a_wrong_key_is_said_so_and_not_shown(fake: FakeSglang, model_dirs: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="no SGLang server is ready there") as failed:
+    with pytest.raises(ValueError, match="does not take our key") as failed:
         SglangServer(sglang_at(fake.url, "not the key", model_dirs["qwen2"]))
     assert "not the key" not in str(failed.value)
+    with pytest.raises(ValueError, match="no SGLang server is ready there"):
+        SglangServer(sglang_at("http://127.0.0.1:9", KEY, model_dirs["qwen2"]))
 
 
 def test_options_say_how_sglang_is_reached() -> None:
