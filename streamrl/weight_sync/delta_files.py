@@ -122,21 +122,23 @@ def change(directory: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -
 
 
 def changed(directory: Path, manifest: Manifest, served: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that are not as in `served`, of the version before: copies, on the CPU. Raises WeightsMissing,
-    WeightsDamaged (also: `served` is not that version), WeightsMismatch (another type or shape)."""
+    """The tensors that are not as in `served`, of the version before: copies, on the CPU. What is served in a wider
+    type than travels is that version still, since it was rounded before. Raises WeightsMissing, WeightsDamaged (also:
+    `served` is not that version), WeightsMismatch (another shape)."""
     from streamrl.weight_sync import delta
 
     types = torch_types()
     for name, (dtype, shape) in manifest.tensors.items():
         tensor = served.get(name)
-        if tensor is None or tensor.dtype != types[dtype] or tuple(tensor.shape) != shape:
+        if tensor is None or tuple(tensor.shape) != shape:
             raise WeightsMismatch(f"{name} is not served as {dtype} {shape}")
     names: set[str] = set()
     for rank in range(manifest.ranks):
         parts, _ = _part(directory, rank)
         names |= {name for name in manifest.tensors if delta.changes(name, parts)}
     after = {
-        name: served[name].detach().to("cpu", copy=name in names).contiguous() for name in manifest.tensors
+        name: served[name].detach().to("cpu", types[dtype], copy=name in names).contiguous()
+        for name, (dtype, _) in manifest.tensors.items()
     }  # fmt: skip
     change(directory, manifest, after)
     return {name: after[name] for name in names}

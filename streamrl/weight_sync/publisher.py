@@ -26,6 +26,8 @@ class SyncSettings:
     """How the ranks publish, and where servers find it."""
 
     backend: Backend = "shm"
+    dtype: Literal["bfloat16", "float16"] | None = None
+    """In which they travel; None: as they are trained."""
     staged: bool = False
     """LATEST is left to whoever gives the version to the servers (LLMServerManager); else it is named at once."""
     older: int = 0

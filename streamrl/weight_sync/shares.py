@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,16 @@ def shares_of(named: Iterable[tuple[str, Tensor]], rank: int, world_size: int) -
             full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
             local = full.detach().reshape(-1)[rows.start * inner : rows.stop * inner]
         yield Share(name, shape, rows.start * inner, local)
+
+
+def cast(shares: Iterable[Share], dtype: str | None) -> Iterator[Share]:
+    """Floating point numbers as `dtype` ("bfloat16", ...), None: as they are."""
+    import torch
+
+    kind = getattr(torch, dtype) if dtype else None
+    for share in shares:
+        changes = kind is not None and share.local.is_floating_point()
+        yield replace(share, local=share.local.to(kind)) if changes else share
 
 
 def write_shares(store: WeightStore, shares: Sequence[Share], version: int, ranks: Ranks) -> WeightInfo | None:

@@ -363,13 +363,16 @@ class ActorWorker(TrainingWorker):
     def publish_weights(self, version: int, weights_dir: str = "") -> WeightInfo | None:
         """All ranks make `version` complete, each its share (streamrl.weight_sync). Raises FloatingPointError where the
         training has diverged, WeightError."""
+        from streamrl.weight_sync.shares import cast  # torch
+
         directory = weights_dir or self._weights_dir
         if directory not in self._publishers:
             ranks = GroupRanks(self.rank.rank, self.engine.world_size)
             self._publishers[directory] = publisher(
                 self.settings.weight_sync, directory, ranks, self.rank.rendezvous
             )  # fmt: skip
-        return self._publishers[directory].publish(self.engine.shares(), version)
+        shares = cast(self.engine.shares(), self.settings.weight_sync.dtype)
+        return self._publishers[directory].publish(shares, version)
 
     @register(Dispatch.ONE_TO_ALL)
     def send_weights(self, path: str) -> None:

@@ -142,7 +142,7 @@ class ActorSettings:
 def _sync(config: StreamRLConfig) -> SyncSettings:
     sync = config.actor_rollout_ref.rollout.weight_sync
     return SyncSettings(
-        backend="shm" if sync.backend == "auto" else sync.backend, staged=True,
+        backend="shm" if sync.backend == "auto" else sync.backend, dtype=sync.dtype, staged=True,
         older=config.trainer.lag if config.trainer.deterministic else 0, keep=sync.keep, full_every=sync.full_every,
         bucket_bytes=sync.bucket_megabytes << 20,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from streamrl.weight_sync.delta_files import SUFFIX
 from streamrl.weight_sync.delta_publisher import DeltaPublisher
 from streamrl.weight_sync.load import copy_into, stage
 from streamrl.weight_sync.publisher import SyncSettings
-from streamrl.weight_sync.shares import shares_of
+from streamrl.weight_sync.shares import cast, shares_of
 from tests.weight_sync.ranks import on_all, rank_threads
 
 
@@ -108,6 +108,22 @@ def test_a_server_with_the_version_before_gets_what_has_changed(tmp_path: Path) 
     assert set(staged.tensors) == {"a", "b"}
     copy_into(model, staged.tensors)
     assert trainer.equals(model)
+
+
+def test_a_server_in_float32_takes_deltas_of_rounded_weights(tmp_path: Path) -> None:
+    trainer, ranks = Trainer(tmp_path / "w"), rank_threads(1)[0]
+    chosen = SyncSettings(backend="delta", dtype="bfloat16")
+    writer = DeltaPublisher(chosen, str(tmp_path / "w"), ranks)
+    model = Model(trainer.tensors)
+    for version in (1, 2):
+        trainer.tensors["b"].add_(1e-4)  # seen by few numbers in bfloat16, by all in float32
+        info = writer.publish(cast(shares_of(trainer.tensors.items(), 0, 1), chosen.dtype), version)
+        assert info is not None
+        copy_into(model, stage(model, info.path, version, serves=version - 1).tensors)
+    assert info.path.endswith(SUFFIX)
+    assert info.bytes < 200
+    rounded = {name: tensor.to(torch.bfloat16).to(torch.float32) for name, tensor in trainer.tensors.items()}
+    assert all(torch.equal(parameter, rounded[name]) for name, parameter in model.named_parameters())
 
 
 def test_who_joins_reads_the_chain_from_its_full_version(tmp_path: Path) -> None:

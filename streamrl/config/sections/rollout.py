@@ -147,6 +147,10 @@ class WeightSyncConfig:
     several disk if `path` is given, else collective."""
     path: str | None = None
     """The directory of disk and delta, in which each run has its own; null: weights/ in the run's directory."""
+    dtype: Literal["bfloat16", "float16"] | None = None
+    """The type in which weights travel, and to which they are rounded; null: as they are trained (float32). In bfloat16
+    they are half the bytes, and few of them change in a step, which is what delta needs; log-probs of the servers are
+    then those of the rounded weights."""
     keep: Annotated[int, Meta(ge=2)] = 2
     """Versions that stay there, at least."""
     full_every: PositiveInt = 16
