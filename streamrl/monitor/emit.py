@@ -24,6 +24,24 @@ class Load(Protocol):
     def tokens_generated(self) -> int: ...
     @property
     def busy_seconds(self) -> float: ...
+    @property
+    def first_tokens(self) -> int: ...
+    @property
+    def queue_seconds(self) -> float: ...
+    @property
+    def first_token_seconds(self) -> float: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def preemptions(self) -> int: ...
+    @property
+    def cache_usage(self) -> float: ...
+    @property
+    def weights_seconds(self) -> float: ...
+    @property
+    def asleep(self) -> bool: ...
 
 
 class TeacherLoad(Protocol):
@@ -53,6 +71,15 @@ def emit_loads(log: EventLog, loads: Mapping[str, Load]) -> None:
         log.counter("server_slots", load.slots, server=server)
         log.counter("server_tokens", load.tokens_generated, server=server)
         log.counter("server_busy_seconds", load.busy_seconds, server=server)
+        log.counter("server_first_tokens", load.first_tokens, server=server)
+        log.counter("server_queue_seconds", load.queue_seconds, server=server)
+        log.counter("server_first_token_seconds", load.first_token_seconds, server=server)
+        if load.prompt_tokens:
+            log.counter("server_prompt_tokens", load.prompt_tokens, server=server)
+            log.counter("server_cached_tokens", load.cached_tokens, server=server)
+        log.counter("server_preemptions", load.preemptions, server=server)
+        log.counter("server_cache_usage", load.cache_usage, server=server)
+        log.counter("server_weights_seconds", load.weights_seconds, server=server)
         log.counter("weight_version", load.weight_version, role="rollout", engine=server)
 
 

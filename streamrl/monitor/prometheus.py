@@ -26,8 +26,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from streamrl.errors import UserError
+from streamrl.monitor.emit import Load
 from streamrl.monitor.keyed_http import REQUEST_SECONDS, KeyedHandler, KeyedServer, ensure_key
-from streamrl.monitor.prometheus_values import Samples, Values, queue_samples, step_samples
+from streamrl.monitor.prometheus_values import Samples, Values, engine_samples, queue_samples, step_samples
 from streamrl.monitor.registry import PROMETHEUS
 from transfer_queue.net.messages import QueueStats
 
@@ -93,6 +94,10 @@ class Exporter:
         """The trainer's version and that of each engine in service."""
         samples: Samples = {("rollout", engine): version for engine, version in engines.items()}
         self.values.replace({"streamrl_weight_version": {("trainer", ""): trainer} | samples})
+
+    def set_engines(self, loads: Mapping[str, Load]) -> None:
+        """What each engine does, as it was last looked at."""
+        self.values.replace(engine_samples(loads))
 
     def close(self) -> None:
         self._closing = True

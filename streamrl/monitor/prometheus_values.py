@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from streamrl.monitor.emit import Load
 from streamrl.monitor.registry import PROMETHEUS, PROMETHEUS_TABLE, by_reason_class, expand
 from transfer_queue.net.messages import QueueStats
 
@@ -98,6 +99,41 @@ def queue_samples(stats: QueueStats) -> dict[str, Samples]:
         "streamrl_unit_up": {(str(u.unit),): float(u.alive) for u in stats.units},
         "streamrl_queue_clients": {(): stats.clients},
     }
+
+
+OF_ENGINE = {
+    "streamrl_engine_slots": "slots",
+    "streamrl_engine_asleep": "asleep",
+    "streamrl_engine_cache_usage_ratio": "cache_usage",
+    "streamrl_engine_tokens_total": "tokens_generated",
+    "streamrl_engine_busy_seconds_total": "busy_seconds",
+    "streamrl_engine_first_tokens_total": "first_tokens",
+    "streamrl_engine_queue_seconds_total": "queue_seconds",
+    "streamrl_engine_first_token_seconds_total": "first_token_seconds",
+    "streamrl_engine_preemptions_total": "preemptions",
+    "streamrl_weight_age_seconds": "weights_seconds",
+}
+"""Metric -> the field of a server's load that it shows."""
+OF_CACHE = {
+    "streamrl_engine_prompt_tokens_total": "prompt_tokens",
+    "streamrl_engine_cached_tokens_total": "cached_tokens",
+}
+"""The same, of servers that tell of their prefix cache."""
+
+
+def engine_samples(loads: Mapping[str, Load]) -> dict[str, Samples]:
+    """The servers' part of the table, complete: one that is gone leaves it."""
+    found: dict[str, Samples] = {
+        name: {(server,): float(getattr(load, field)) for server, load in loads.items()}
+        for name, field in OF_ENGINE.items()
+    }
+    for name, field in OF_CACHE.items():
+        found[name] = {(s,): float(getattr(load, field)) for s, load in loads.items() if load.prompt_tokens}
+    found["streamrl_engine_requests"] = {
+        key: count for s, load in loads.items()
+        for key, count in (((s, "running"), float(load.running)), ((s, "waiting"), float(load.waiting)))
+    }  # fmt: skip
+    return found
 
 
 def step_samples(metrics: Mapping[str, Any]) -> tuple[dict[str, Samples], dict[str, Samples]]:

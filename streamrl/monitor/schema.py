@@ -118,6 +118,22 @@ TABLE: tuple[EventSpec, ...] = (
         ("server",),
         "Time with at least one running request, since the server started.",
     ),
+    EventSpec("counter", "server_first_tokens", "trainer", ("server",), "Requests with a first token, in all."),
+    EventSpec("counter", "server_queue_seconds", "trainer", ("server",), "What these waited for a slot, in all."),
+    EventSpec(
+        "counter", "server_first_token_seconds", "trainer", ("server",), "From their arrival to that token, in all."
+    ),
+    EventSpec(
+        "counter",
+        "server_prompt_tokens",
+        "trainer",
+        ("server",),
+        "Tokens with which requests got their slots, since its start; only of servers that know their prefix cache.",
+    ),
+    EventSpec("counter", "server_cached_tokens", "trainer", ("server",), "Of these: found in the prefix cache."),
+    EventSpec("counter", "server_preemptions", "trainer", ("server",), "Requests that lost their cache, in all."),
+    EventSpec("counter", "server_cache_usage", "trainer", ("server",), "Share of the KV cache that is in use."),
+    EventSpec("counter", "server_weights_seconds", "trainer", ("server",), "Age of its weights: since it took them."),
     EventSpec("counter", "teacher_waiting", "trainer", ("server",), "Rows that wait to be scored, or are."),
     EventSpec("counter", "teacher_tokens", "trainer", ("server",), "Tokens scored since the teacher server started."),
     EventSpec("counter", "teacher_busy_seconds", "trainer", ("server",), "Time in which it scored, since it started."),

@@ -37,6 +37,7 @@ from transfer_queue.net.messages import Group
 MACHINE_DEPENDENT = (
     "timing_s/", "timing_per_token_ms/", "perf/", "overlap/", "lost_s/", "queue/", "data/bytes_", "actor/seconds/",
     "agent_loop/", "tool_call_counts/", "sampling/", "waste/", "weights/rollout_version_min", "weights/bytes",
+    "weights/seconds/", "rollout/",
     "groups/dropped", "training/filter_groups/", "training/rollout_failure/", "training/off_policy/evicted_samples",
 )  # fmt: skip
 """How the names of metrics begin that are not the same again: times, loads, what is told of sessions by their own

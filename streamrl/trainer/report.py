@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from agent_loop.llm.protocol import ServerLoad
 from streamrl.monitor.cpu import CpuMeter, cores
 from streamrl.monitor.emit import emit_loads, emit_queue, emit_teachers, emit_trainer_version
 from streamrl.monitor.events import EventTail, read_events
@@ -27,6 +28,7 @@ from streamrl.monitor.session_account import SessionAccount
 from streamrl.monitor.trackers import TrackedRun, Trackers, open_trackers
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.scores import score_metrics
+from streamrl.trainer.server_figures import ServerFigures
 from streamrl.trainer.step_line import SampledTokens, TeacherCounts, all_zero, evicted, merged_updates, per_token
 from transfer_queue.errors import QueueError
 from transfer_queue.net.messages import Group, QueueStats
@@ -63,6 +65,8 @@ class Reporter:
         self._version = 0
         self._ranks = parts.config.trainer.nnodes * parts.config.trainer.n_gpus_per_node
         self._sampled = SampledTokens(parts.clock)
+        self._figures = ServerFigures(parts.clock)
+        self._loads: dict[str, ServerLoad] = {}
         self._teachers = TeacherCounts()
         self._bytes_before = parts.queue.bytes_read + parts.queue.bytes_written
         self.stats: QueueStats | None = None
@@ -134,7 +138,9 @@ class Reporter:
         if self._cpu is not None and (seconds := self._cpu.seconds()) is not None:
             self._events.counter("cpu_seconds", seconds, cores=cores())
         self._version = version
+        self._loads = loads
         self._served = {server: load.weight_version for server, load in loads.items()}
+        self._figures.look(loads)
         self._sampled.look({server: load.tokens_generated for server, load in loads.items()})
         if self._parts.teachers is not None:
             taught = await self._parts.teachers.loads()
@@ -157,6 +163,7 @@ class Reporter:
             "perf/throughput": metrics["perf/total_num_tokens"] / whole / self._ranks if whole > 0 else 0.0,
             "perf/cpu_memory_used_gb": psutil.virtual_memory().used / (1 << 30),
             **self._sampled.step_metrics(),
+            **self._figures.step_metrics(),
             "groups/dropped": float(self.dropped_in_step),
             **{f"groups/dropped/{reason}": float(count) for reason, count in by_reason_class(self._dropped).items()},
             **evicted(self._dropped),
@@ -175,6 +182,7 @@ class Reporter:
         if self.exporter is not None:
             self.exporter.update(self.stats, metrics)
             self.exporter.set_weight_versions(self._version, self._served)
+            self.exporter.set_engines(self._loads)
         return metrics
 
     def validated(self, step: int, label: str, metrics: dict[str, float]) -> None:

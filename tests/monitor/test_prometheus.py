@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent_loop.llm.protocol import ServerLoad
 from streamrl.monitor import prometheus
 from streamrl.monitor.keyed_http import MAX_CONNECTIONS
 from streamrl.monitor.prometheus import Exporter, PortInUse
@@ -234,3 +235,29 @@ def test_a_value_that_the_table_does_not_know_is_refused() -> None:
         Values().set("streamrl_queue_rows", 1.0)
     with pytest.raises(ValueError, match="has the labels"):
         Values().replace({"streamrl_queue_rows": {("train", "ready"): 1.0}})
+
+
+def test_what_each_engine_does_is_there_and_goes_with_it(exporter: Exporter, key: str) -> None:
+    busy = ServerLoad(
+        3, 5, 8, 2, 1000, 4.0, preemptions=1, cache_usage=0.25, first_tokens=10, queue_seconds=2.0,
+        first_token_seconds=3.0, prompt_tokens=400, cached_tokens=100, weights_seconds=6.0,
+    )  # fmt: skip
+    exporter.set_engines({"server-0": busy, "server-1": ServerLoad(0, 0, 8, 2, 0, 0.0, asleep=True)})
+    found = scrape(exporter, key)
+    first, second = (("engine", "server-0"),), (("engine", "server-1"),)
+    assert found["streamrl_engine_requests", (*first, ("state", "waiting"))] == 5
+    assert found["streamrl_engine_tokens_total", first] == 1000
+    assert found["streamrl_engine_first_token_seconds_total", first] == 3
+    assert found["streamrl_engine_queue_seconds_total", first] == 2
+    assert found["streamrl_engine_cached_tokens_total", first] == 100
+    assert ("streamrl_engine_cached_tokens_total", second) not in found, "it does not tell"
+    assert found["streamrl_weight_age_seconds", first] == 6
+    assert found["streamrl_engine_asleep", second] == 1
+    exporter.set_engines({"server-0": busy})
+    assert not [name for name, labels in scrape(exporter, key) if labels == second]
+
+
+def test_the_stages_of_a_weight_sync_are_one_metric(exporter: Exporter, key: str) -> None:
+    exporter.update(metrics={f"weights/seconds/{stage}": 0.5 for stage in ("gather", "pause")})
+    found = scrape(exporter, key)
+    assert found["streamrl_weight_sync_stage_seconds", (("stage", "pause"),)] == 0.5
