@@ -104,15 +104,16 @@ def _rollout(rollout: RolloutConfig, data: DataConfig, seed: int, *, nodes: int)
         rollout,
         seed=seed if rollout.seed is None else rollout.seed,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
-        weight_sync=_weight_sync(rollout.weight_sync, nodes),
+        weight_sync=_weight_sync(rollout, nodes),
         multi_turn=replace(rollout.multi_turn, max_assistant_turns=turns),
         agent=replace(rollout.agent, default_agent_loop=_code(rollout.agent.default_agent_loop)),
         tools={_code(name): settings for name, settings in rollout.tools.items()},
     )
 
 
-def _weight_sync(sync: WeightSyncConfig, nodes: int) -> WeightSyncConfig:
-    beyond = "disk" if sync.path is not None else "collective"
+def _weight_sync(rollout: RolloutConfig, nodes: int) -> WeightSyncConfig:
+    sync = rollout.weight_sync
+    beyond = "collective" if sync.path is None and rollout.name in ("torch", "sim") else "disk"
     backend = sync.backend if sync.backend != "auto" else "shm" if nodes == 1 and sync.path is None else beyond
     return replace(sync, backend=backend, path=_absolute(sync.path))
 

@@ -14,11 +14,9 @@ def weight_sync(config: StreamRLConfig) -> Iterator[str]:
     sync, server = rollout.weight_sync, rollout.name
     if sync.backend == "shm" and nodes > 1:
         yield (
-            f"{KEY}.backend=shm needs ranks and servers on one node, trainer.nnodes={nodes}; set collective, or disk "
-            f"with {KEY}.path in a directory that all nodes share"
+            f"{KEY}.backend=shm needs ranks and servers on one node, trainer.nnodes={nodes}; set auto, collective or "
+            "disk, whose directory all nodes share"
         )
-    if sync.backend in ("disk", "delta") and nodes > 1 and sync.path is None:
-        yield f"{KEY}.backend={sync.backend} with trainer.nnodes={nodes} needs {KEY}.path, which all nodes share"
     if sync.path is not None and sync.backend in ("shm", "collective"):
         yield f"{KEY}.path does nothing with backend={sync.backend}; remove it, or set backend=disk or delta"
     if sync.backend in ("delta", "collective") and server not in ("torch", "sim"):

@@ -20,15 +20,18 @@ def config(*, nodes: int = 1, name: str = "torch", deterministic: bool = False, 
     return replace(base, actor_rollout_ref=replace(parts, rollout=rollout), trainer=trainer)
 
 
-@pytest.mark.parametrize(("nodes", "path", "chosen"), [
-    (1, None, "shm"), (1, "/shared", "disk"), (2, None, "collective"), (2, "/shared", "disk")])  # fmt: skip
-def test_auto_is_chosen_by_placement(nodes: int, path: str | None, chosen: str) -> None:
-    assert derive(config(nodes=nodes, path=path)).actor_rollout_ref.rollout.weight_sync.backend == chosen
+@pytest.mark.parametrize(("nodes", "name", "path", "chosen"), [
+    (1, "torch", None, "shm"), (1, "vllm", None, "shm"), (1, "torch", "/shared", "disk"),
+    (2, "torch", None, "collective"), (2, "torch", "/shared", "disk"), (2, "vllm", None, "disk"),
+])  # fmt: skip
+def test_auto_is_chosen_by_placement(nodes: int, name: str, path: str | None, chosen: str) -> None:
+    found = derive(config(nodes=nodes, name=name, path=path))
+    assert found.actor_rollout_ref.rollout.weight_sync.backend == chosen
+    assert not list(weight_sync(found))
 
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"backend": "shm", "nodes": 2}, "backend=shm needs ranks and servers on one node"),
-    ({"backend": "disk", "nodes": 2}, "needs actor_rollout_ref.rollout.weight_sync.path"),
     ({"backend": "shm", "path": "/x"}, "path does nothing with backend=shm"),
     ({"backend": "delta", "name": "vllm"}, "rollout.name=vllm reads full versions"),
     ({"backend": "collective", "deterministic": True}, "set shm or disk"),
@@ -40,5 +43,5 @@ def test_what_cannot_work_says_what_to_set(given: dict[str, Any], said: str) -> 
 
 def test_what_works_says_nothing() -> None:
     assert not list(weight_sync(config(backend="disk")))
-    assert not list(weight_sync(config(backend="delta", nodes=2, path="/x")))
+    assert not list(weight_sync(config(backend="delta", nodes=2)))
     assert not list(weight_sync(config(backend="collective", nodes=2)))

@@ -144,9 +144,10 @@ class WeightSyncConfig:
     backend: Literal["auto", "shm", "disk", "delta", "collective"] = "auto"
     """shm: a file in shared memory, of which every rank writes its rows. disk: the same in a directory that all nodes
     share. delta: there, and only what has changed. collective: broadcasts, by gloo or NCCL. auto: shm on one node; on
-    several disk if `path` is given, else collective."""
+    several collective with rollout.name=torch, unless `path` is given, else disk."""
     path: str | None = None
-    """The directory of disk and delta, in which each run has its own; null: weights/ in the run's directory."""
+    """The directory of disk and delta, in which each run has its own; null: weights/ in the run's directory, which all
+    nodes share anyway."""
     dtype: Literal["bfloat16", "float16"] | None = None
     """The type in which weights travel, and to which they are rounded; null: as they are trained (float32). In bfloat16
     they are half the bytes, and few of them change in a step, which is what delta needs; log-probs of the servers are
