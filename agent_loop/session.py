@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.metered import LLMPool, MeteredClient
 from agent_loop.llm.protocol import SamplingParams, ServerDied
 from agent_loop.loop import AgentContext, AgentLoop, Budgets, SpanSink, no_spans
@@ -83,6 +84,8 @@ class SessionRunner:
     seed: int = 0
     seeded: bool = True
     timeout: float = 3600.0
+    """Seconds, without those in which the servers sleep (`awake`)."""
+    awake: AwakeTime = field(default_factory=AwakeTime)
     on_span: SpanSink = no_spans
     teacher: Teacher | None = None
     images: ImageRenderer | None = None
@@ -142,7 +145,7 @@ class SessionRunner:
         self, loop: AgentLoop, prompt: Prompt, ctx: AgentContext, uid: str, session: int, *, tells_all: bool
     ) -> SessionRows | Failed | Interrupted:
         row = {**prompt.fresh(), "uid": uid, "session": session}
-        deadline = asyncio.timeout(self.timeout)
+        deadline = self.awake.limit(self.timeout)
 
         async def agent() -> SessionRows:
             async with deadline:

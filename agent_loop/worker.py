@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from agent_loop.group import GroupRun
+from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import LLMPool
 from agent_loop.llm.protocol import SamplingParams, Scorer
@@ -72,7 +73,7 @@ class WorkerConfig:
     """Whether engines get a seed per turn, derived from (seed, uid, session, turn)."""
     session_timeout: float = 3600.0
     answer_timeout: float = 600.0
-    """Seconds without an answer after which an LLM server counts as dead; also those it sleeps."""
+    """Seconds without an answer after which an LLM server counts as dead, without those in which it sleeps."""
     lease_wait: float = 30.0
     """Seconds that one lease request waits in the queue."""
     queue_patience: float = 120.0
@@ -93,15 +94,16 @@ class AgentLoopWorker:
         chat: ChatTokenizer | None = None,
         on_span: SpanSink = no_spans,
         teacher: Scorer | None = None,
+        awake: AwakeTime | None = None,
     ) -> None:
-        """`teacher`: scores the rows of partition "train" before they are put. Raises PluginError or RenderingError for
-        what the config names and cannot be had."""
+        """`teacher`: scores the rows of partition "train" before they are put. `awake`: by which the time limits of
+        sessions stand still. Raises PluginError or RenderingError for what the config names and cannot be had."""
         self.name = name
         self.counts: Counter[str] = Counter()
         """Totals since the start: sessions_finished, sessions_failed, sessions_interrupted, rows, groups_closed,
         groups_lost, groups_returned, groups_cancelled."""
         self.queue = queue
-        self._config, self._llm = config, llm
+        self._config, self._llm, self._awake = config, llm, awake or AwakeTime()
         reward = (
             RewardFunction(
                 config.reward, timeout=config.reward_timeout, kwargs=config.reward_kwargs, threads=config.reward_threads
@@ -121,6 +123,7 @@ class AgentLoopWorker:
             seed=config.seed,
             seeded=config.seeded,
             timeout=config.session_timeout,
+            awake=self._awake,
             on_span=on_span,
             teacher=Teacher(teacher, config.sampling.temperature) if teacher is not None else None,
             images=ImageRenderer(config.model_path, chat) if has_processor(config.model_path) else None,
@@ -178,6 +181,7 @@ class AgentLoopWorker:
 
     def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
         """Of the LLM servers. By server: requests and tokens of this worker in flight."""
+        self._awake.tell(news.asleep)
         return self._llm.hear(news)
 
     def find_loop(self, name: str | None) -> AgentLoop:

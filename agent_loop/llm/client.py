@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.beats import Beats, OpenCall
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import RunStopping
@@ -43,9 +44,12 @@ class RoutedClient:
     """
 
     def __init__(
-        self, servers: Mapping[str, LLMServer], *, patience: Patience | None = None, router: Router | None = None
-    ) -> None:
+        self, servers: Mapping[str, LLMServer], *, patience: Patience | None = None, router: Router | None = None,
+        awake: AwakeTime | None = None,
+    ) -> None:  # fmt: skip
+        """`awake`: what stands still while servers sleep; shared with whoever else has limits."""
         self.router = router or Router(servers)
+        self._awake = awake or AwakeTime()
         self._servers: dict[str, LLMServer] = dict(servers)
         self._patience = patience or Patience()
         self._line = WaitingLine(self.router, self._patience.healthy)
@@ -156,6 +160,7 @@ class RoutedClient:
                 self._probes.start(name, self._servers[name])
         for name in news.draining:
             self.router.drain(name)
+        self._awake.tell(news.asleep)
         self.router.hear(news.servers, news.routers)
         self._line.pump()
         return self.router.held()
@@ -242,8 +247,10 @@ class RoutedClient:
         call.got.stop_reason = "aborted"
         self._beats.open(server, call)
         try:
-            first = asyncio.FIRST_COMPLETED
-            await asyncio.wait({answer, call.lost}, timeout=self._patience.answer, return_when=first)
+            async with self._awake.limit(self._patience.answer):
+                await asyncio.wait({answer, call.lost}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            pass
         except asyncio.CancelledError:
             piece = await self._aborted(server, call.id, answer)
             extend(done, call.got if piece is None else piece, sampling, name)

@@ -20,5 +20,7 @@ class FleetNews:
     out: Mapping[str, str] = field(default_factory=dict)
     """Those that did not, and why."""
     draining: frozenset[str] = frozenset()
+    asleep: bool = False
+    """All servers sleep: training has their devices."""
     handles: Mapping[str, LLMServer] | None = None
     """All servers there are; None if they are those that this worker was told last."""

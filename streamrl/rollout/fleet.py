@@ -240,6 +240,7 @@ class Fleet:
             servers={s: self._news(s, m, own) for s, m in self._members.items() if m.load and not m.out},
             out={s: m.out for s, m in self._members.items() if m.out},
             draining=frozenset(s for s, m in self._members.items() if m.draining),
+            asleep=self._manager.asleep,
             handles=dict(self._manager.servers) if self._told.get(name) != changes else None,
         )
         try:

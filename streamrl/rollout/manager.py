@@ -62,7 +62,8 @@ class UpdateReport:
 
 class LLMServerManager:
     """Invariants: updates do not overtake each other, so every server ends at the version of the last call; a pinned
-    server keeps the version it had until it is unpinned, or dies (it comes back with the newest)."""
+    server keeps the version it had until it is unpinned, or dies (it comes back with the newest); a server that joins,
+    or comes back, is asleep or awake as the others are, from the next beat on."""
 
     def __init__(self, servers: Mapping[str, LLMServer], policy: SyncPolicy | None = None) -> None:
         self.servers: dict[str, LLMServer] = dict(servers)
@@ -73,6 +74,11 @@ class LLMServerManager:
         self._send: Callable[[str], Awaitable[Any]] | None = None
         self._catching_up: dict[str, asyncio.Task[None]] = {}
         self._updating = asyncio.Lock()
+        self.asleep = False
+        self.on_turn: Callable[[bool], None] = lambda asleep: None
+        """Called with `asleep` before the servers fall asleep, and after they woke up."""
+        self._turning = asyncio.Lock()
+        """Held while servers fall asleep or wake up."""
         self._pinned: dict[str, LLMServer] = {}
         self._missed: WeightInfo | None = None
         self._latest: WeightInfo | None = None
@@ -103,7 +109,7 @@ class LLMServerManager:
     async def load_of(self, name: str) -> ServerLoad:
         """Raises ServerDied, also of a server that has not the version in service (it failed to take it, or came back
         without): it is given that meanwhile."""
-        load, latest = await self.servers[name].load(), self._latest
+        load, latest = await self._turned(name, await self.servers[name].load()), self._latest
         if latest is None or name in self._pinned:
             return load
         if load.weight_version == latest.version:
@@ -116,6 +122,18 @@ class LLMServerManager:
             task = self._catching_up[name] = asyncio.ensure_future(self._catch_up(name))
             task.add_done_callback(lambda _: self._catching_up.pop(name, None))
         raise ServerDied(f"{name} serves version {load.weight_version}, not {latest.version}: {why}")
+
+    async def _turned(self, name: str, load: ServerLoad) -> ServerLoad:
+        """A server that was started anew meanwhile falls asleep as all others, or wakes up."""
+        if load.asleep == self.asleep or self._turning.locked():  # then all are told, and it is among them
+            return load
+        async with self._turning:
+            await self._turn(self.servers[name])
+            return await self.servers[name].load()
+
+    async def _turn(self, server: LLMServer) -> None:
+        async with asyncio.timeout(LOAD_SECONDS):
+            await (server.sleep() if self.asleep else server.wake_up())
 
     async def _catch_up(self, name: str) -> None:
         async with self._updating:
@@ -146,7 +164,10 @@ class LLMServerManager:
             load, info = await server.load(), self._latest
             if info is not None and load.weight_version != info.version:
                 await self._give(name, server, info)
-            self.servers[name] = server
+            async with self._turning:
+                if self.asleep:
+                    await self._turn(server)
+                self.servers[name] = server
 
     def forget(self, name: str) -> LLMServer:
         """It gets no further version. The server, for the caller to close."""
@@ -247,11 +268,17 @@ class LLMServerManager:
         await self._all(lambda server: server.resume(), UPDATE_SECONDS)
 
     async def sleep(self) -> None:
-        """On all living servers: no decode step until `wake_up`, and the memory of their caches is free meanwhile."""
-        await self._all(lambda server: server.sleep(), UPDATE_SECONDS)
+        """All living servers: no decode step until `wake_up`, and the memory of their caches is free meanwhile."""
+        async with self._turning:
+            self.asleep = True
+            self.on_turn(True)
+            await self._all(lambda server: server.sleep(), UPDATE_SECONDS)
 
     async def wake_up(self) -> None:
-        await self._all(lambda server: server.wake_up(), UPDATE_SECONDS)
+        async with self._turning:
+            self.asleep = False
+            await self._all(lambda server: server.wake_up(), UPDATE_SECONDS)
+            self.on_turn(False)
 
     async def close(self) -> None:
         await self._all(lambda server: server.close(), UPDATE_SECONDS)

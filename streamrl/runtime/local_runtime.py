@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.client import Patience, RoutedClient
 from agent_loop.manager import AgentLoopManager, TaskSpawner
 from agent_loop.rendering.chat import ChatTokenizer
@@ -90,18 +91,22 @@ def _start_rollout(
     worker_config = settings.agent_worker(config, virtual_clock=is_virtual(config))
     chat = ChatTokenizer.from_pretrained(worker_config.model_path, worker_config.template_kwargs)
 
+    awake = AwakeTime()
+
     async def make(name: str) -> AgentLoopWorker:
-        llm = RoutedClient(servers, patience=Patience(answer=worker_config.answer_timeout))
+        llm = RoutedClient(servers, patience=Patience(answer=worker_config.answer_timeout), awake=awake)
         stack.push_async_callback(llm.close)
         teacher = RoutedClient(teachers.servers) if teachers else None
         if teacher:
             stack.push_async_callback(teacher.close)
         return AgentLoopWorker(
-            local.client(name), llm, worker_config, name=name, chat=chat, on_span=events.span_at, teacher=teacher
-        )
+            local.client(name), llm, worker_config, name=name, chat=chat, on_span=events.span_at, teacher=teacher,
+            awake=awake,
+        )  # fmt: skip
 
     workers = config.actor_rollout_ref.rollout.agent.num_workers
     manager = LLMServerManager(servers, settings.sync_policy(config))
+    manager.on_turn = awake.tell
     return manager, AgentLoopManager(TaskSpawner(make), local.client("manager"), workers)
 
 

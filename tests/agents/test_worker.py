@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent_loop.group import MAX_ATTEMPTS
+from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import SamplingParams, ServerDied
 from agent_loop.loop import AGENT_LOOPS, AgentContext
 from agent_loop.plugins import PluginError
@@ -585,5 +586,23 @@ def test_a_slot_that_a_session_leaves_is_used_though_its_group_goes_on() -> None
             await f.admit(["quick"], n=1, agent_name="test_custom", extra_info={"score": 1.0})
             f.start(max_sessions=2)
             await f.settled(1, wait=50)
+
+    run_virtual(main())
+
+
+def test_time_in_which_the_servers_sleep_does_not_count_to_a_sessions_limit() -> None:
+    async def main() -> None:
+        async with farm("= 391") as f:
+            for uid, seconds in (("in_time", 540.0), ("late", 560.0)):
+                info = {"score": 1.0, "sleep": seconds}
+                await f.admit([uid], n=1, agent_name="test_custom", extra_info=info)
+            worker = f.start(session_timeout=100.0)
+            await asyncio.sleep(50)
+            worker.hear(FleetNews(asleep=True))
+            await asyncio.sleep(450)
+            worker.hear(FleetNews(asleep=False))
+            groups = await f.settled(2)
+            assert groups["in_time"].state == "ready"
+            assert "session did not end within 100 s" in groups["late"].reason
 
     run_virtual(main())

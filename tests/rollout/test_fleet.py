@@ -265,3 +265,62 @@ def test_when_one_of_three_servers_is_killed_no_request_fails_and_the_others_are
 
 def test_workers_that_hear_of_each_other_fill_the_slots_nearly_as_an_oracle_would() -> None:
     assert run_virtual(slot_use(4, of=16, rounds=3.0)) >= 0.95
+
+
+def test_a_server_that_comes_back_or_joins_is_asleep_or_awake_as_the_others_are() -> None:
+    world = World()
+
+    async def test() -> None:
+        calls = [world.generate(0, 20, f"s{i}") for i in range(4)]
+        await asyncio.sleep(0.5)
+        await world.manager.sleep()
+        world.servers["server-0"].die("killed while asleep")
+        await asyncio.sleep(0.5)
+        world.servers["server-0"].restart()
+        assert not (await world.servers["server-0"].load()).asleep, "its process knows nothing"
+        await asyncio.sleep(3)
+        assert (await world.servers["server-0"].load()).asleep
+        await world.fleet.add()
+        assert (await world.servers["server-2"].load()).asleep
+        await asyncio.sleep(30)
+        assert not any(call.done() for call in calls)
+        await world.manager.wake_up()
+        assert [len(got.token_ids) for got in await asyncio.gather(*calls)] == [20] * 4, "no request was lost"
+        assert {name: (await server.load()).asleep for name, server in world.servers.items()} == dict.fromkeys(
+            ("server-0", "server-1", "server-2"), False
+        )
+
+    world.run(test())
+
+
+def test_a_server_that_was_out_of_reach_when_the_others_woke_up_wakes_up_on_the_next_beat() -> None:
+    world = World()
+
+    async def test() -> None:
+        await world.manager.sleep()
+        deaf = world.servers["server-1"]
+        wake_up, deaf.wake_up = deaf.wake_up, world.servers["server-0"].wake_up
+        await world.manager.wake_up()
+        assert (await deaf.load()).asleep
+        deaf.wake_up = wake_up
+        await asyncio.sleep(2)
+        assert not (await deaf.load()).asleep
+
+    world.run(test())
+
+
+def test_workers_hear_that_the_servers_sleep() -> None:
+    world = World(workers=1)
+
+    async def test() -> None:
+        await world.manager.sleep()
+        await asyncio.sleep(1.5)
+        assert world.listeners["agent-0"].news[-1].asleep
+        call = world.generate(0, 5, "s")
+        await asyncio.sleep(1500)  # longer than a server has to answer
+        await world.manager.wake_up()
+        assert (await call).stop_reason == "length"
+        await asyncio.sleep(1.5)
+        assert not world.listeners["agent-0"].news[-1].asleep
+
+    world.run(test())

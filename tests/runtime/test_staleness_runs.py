@@ -22,7 +22,6 @@ from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run
 from streamrl.runtime.session import Session
-from streamrl.runtime.settings import agent_worker
 from streamrl.trainer.batch_log import read_batch_log
 from streamrl.trainer.group_buffer import LIVE
 from tests.runtime.conftest import small_config
@@ -288,11 +287,10 @@ def test_async_over_issues_within_the_staleness_credit(make_config, tmp_path: Pa
 
 
 def test_colocated_servers_sleep_while_a_step_trains_and_the_tail_carries_over(make_config) -> None:
-    slow = (f"{ROLLOUT}.agent.session_timeout=3600", "trainer.total_training_steps=12")
+    slow = (f"{ROLLOUT}.agent.session_timeout=200", "trainer.total_training_steps=12")
     config = make_config(*LONG_TAIL, f"{V1}.trainer_mode=colocate_async", *slow)
     directory = open_run(Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="auto", resume_from=None)
     asleep: list[bool] = []
-    assert agent_worker(config).answer_timeout == 3600, "a server that sleeps through a long step is not dead"
 
     async def main() -> Summary:
         async with local_parts(config, directory) as parts:

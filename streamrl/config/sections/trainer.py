@@ -39,7 +39,7 @@ class SeparateAsyncConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocateAsyncConfig:
     num_warmup_batches: Batches = 1.0
-    """As in separate_async: what carries over a step. What a session waits while its server sleeps counts to
+    """As in separate_async: what carries over a step. The time in which servers sleep does not count to
     rollout.agent.session_timeout."""
 
 
