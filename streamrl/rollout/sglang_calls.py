@@ -49,7 +49,7 @@ class Call:
     sampling: SamplingParams
     seed: int
     answer: asyncio.Future[Generation]
-    rid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    rid: str = ""
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
     reader: asyncio.Task[None] | None = None
@@ -63,6 +63,11 @@ class Call:
         got.queue_seconds, got.engine_seconds = started - self.submitted, now - started
         if not self.answer.done():
             self.answer.set_result(got)
+
+
+def _salt(version: int) -> str:
+    """The key of prefix caches from one load of weights to the next; a number may come again after a resume."""
+    return f"weights {version} {uuid.uuid4().hex}"
 
 
 class SglangCalls:
@@ -83,6 +88,7 @@ class SglangCalls:
         self._stands: set[str] = set()
         self._paused = False
         """Whether SGLang itself stands."""
+        self._salt = _salt(version)
         self._changing = asyncio.Lock()
         self._releases, self._report = releases, report
         self._tokens = self._preemptions = self._prompt_tokens = self._cached_tokens = 0
@@ -135,12 +141,18 @@ class SglangCalls:
         async with self._changing:
             began = time.monotonic()
             async with self._standing():
-                free = not self._running and not self._leaving
+                unheard = self._take_back()
                 try:
-                    await self._call(self.http.update_from_disk(directory, version, flush=free))
+                    await self._call(self.http.update_from_disk(directory, version))
                 except Refused as error:
                     raise WeightsDamaged(str(error)) from error
-                self.version = version
+                else:
+                    self.version, self._salt = version, _salt(version)
+                    if not self._running and not self._leaving:
+                        with contextlib.suppress(Refused):  # something runs that is not ours; the salt is enough
+                            await self._call(self.http.flush_cache())
+                finally:
+                    self._send(unheard)
             self._report.weights(began, time.monotonic(), version)
             return time.monotonic() - began
 
@@ -208,14 +220,30 @@ class SglangCalls:
                 self._last_token = self._busy_from = time.monotonic()
             self._running[call.id] = call
             call.admitted = time.perf_counter()
-            call.reader = asyncio.ensure_future(self._read(call))
+            self._send([call])
+
+    def _send(self, calls: list[Call]) -> None:
+        for call in calls:
+            if self.failure is None and self.open.get(call.id) is call:
+                call.rid = uuid.uuid4().hex
+                call.reader = asyncio.ensure_future(self._read(call))
+
+    def _take_back(self) -> list[Call]:
+        """Requests of which nothing came yet, while SGLang stands. They may be prefilled after the swap, and must not
+        find cache entries from before it: their streams are closed, which ends them, and they are to be sent again."""
+        calls = [call for call in self._running.values() if not call.generation.token_ids]
+        for call in calls:
+            reader, call.reader = call.reader, None
+            if reader is not None:
+                reader.cancel()
+        return calls
 
     async def _drop(self, calls: list[Call]) -> None:
         """Answer these with the tokens they have; SGLang ends them when it can."""
         gone = [call for call in calls if self.open.get(call.id) is call]
         for call in gone:
             call.end("aborted")
-            if call.id in self._running:
+            if call.id in self._running and call.reader is not None:
                 self._leaving.add(call)
             self._forget(call)
         self._admit()
@@ -226,14 +254,16 @@ class SglangCalls:
         """A call's stream to its end: the root of its task, so everything that goes wrong is settled here."""
         try:
             finished = False
-            async for chunk in self.http.generate(self._body(call)):
-                meta = chunk["meta_info"]
-                if self.open.get(call.id) is call:
+            async with contextlib.aclosing(self.http.generate(self._body(call))) as stream:
+                async for chunk in stream:
+                    if call in self._leaving:  # SGLang heard of the abort before the request: it ends with the stream
+                        return
+                    meta = chunk["meta_info"]
                     self._take(call, chunk["output_ids"], meta)
-                finished = meta["finish_reason"] is not None
-                if finished:
-                    self._finish(call, meta)
-            if not finished:
+                    finished = meta["finish_reason"] is not None
+                    if finished:
+                        self._finish(call, meta)
+            if not finished and call not in self._leaving:
                 raise ServerDied(f"the stream of request {call.id} ended before the request")
         except Refused as error:
             if not call.answer.done():
@@ -244,7 +274,8 @@ class SglangCalls:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             self.fail(f"its answer to request {call.id} is not of SGLang's schema: {error!r}")
         finally:
-            self._leave(call)
+            if call.reader is asyncio.current_task():  # else it was sent again
+                self._leave(call)
 
     def _leave(self, call: Call) -> None:
         self._forget(call)
@@ -289,14 +320,15 @@ class SglangCalls:
     def _finish(self, call: Call, meta: dict[str, Any]) -> None:
         self._preemptions += meta.get("num_retractions") or 0
         got, reason = call.generation, meta["finish_reason"]
-        if call in self._leaving:
-            return
         if "weight_versions" in meta:
             stamped = [
                 int(span["version"]) for span in meta["weight_versions"] for _ in range(span["start"], span["end"])
             ]
-            if stamped != got.weight_versions:
-                raise self.fail(f"request {call.id}: SGLang says {meta['weight_versions']}, we {got.weight_versions}")
+            if len(stamped) != len(got.token_ids):
+                raise ValueError(f"{len(got.token_ids)} tokens, but versions {meta['weight_versions']}")
+            if stamped != got.weight_versions:  # tokens that came while a swap was answered: the engine knows better
+                logger.warning("request %s: versions %s, not as they came", call.id, meta["weight_versions"])
+                got.weight_versions[:] = stamped
         if reason["type"] in _REASONS:
             call.end(_REASONS[reason["type"]])
             self._forget(call)
@@ -312,7 +344,7 @@ class SglangCalls:
             "input_ids": call.prompt,
             "return_logprob": True,
             "logprob_start_len": -1,
-            "extra_key": f"weights {self.version}",
+            "extra_key": self._salt,
             "sampling_params": {
                 "max_new_tokens": asked.max_tokens,
                 "temperature": asked.temperature,

@@ -7,7 +7,7 @@ trouble (no connection, a broken stream, silence) is ServerDied.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
 import httpx2
@@ -53,7 +53,7 @@ class SglangHttp:
             raise self._no("/ready", status, "")
         return status == 200
 
-    async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of a stream. Its tokens may be long in coming (it may be paused), so there is no deadline."""
         timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
         try:
@@ -87,10 +87,14 @@ class SglangHttp:
     async def resume(self) -> None:
         await self._post("/continue_generation", {})
 
-    async def update_from_disk(self, directory: str, version: int, *, flush: bool) -> None:
-        """`flush`: also the prefix cache, which is refused while requests run. Raises Refused: the old ones stay."""
-        body = {"model_path": directory, "weight_version": str(version), "flush_cache": flush}
+    async def update_from_disk(self, directory: str, version: int) -> None:
+        """The prefix cache stays. Raises Refused: the old weights stay, too."""
+        body = {"model_path": directory, "weight_version": str(version), "flush_cache": False}
         await self._post("/update_weights_from_disk", body)
+
+    async def flush_cache(self) -> None:
+        """Raises Refused while requests run or wait."""
+        await self._post("/flush_cache", {})
 
     async def release_memory(self, tags: list[str]) -> None:
         """The scheduler must have no running request (mode "retract"): it would end."""

@@ -1,9 +1,9 @@
 """The environment in which SGLang itself runs on a CPU: `make sglang-env`.
 
 A virtual environment with SGLang and what it imports beyond vLLM's environment, from which it takes the rest (torch,
-transformers, fastapi, ...): `make vllm` comes first. About 1.3 GB, a few minutes. SGLang has no CPU build of its kernels;
-`standins/` has modules that take their place (and torchvision's) where they are imported and never called. This shows
-its HTTP interface, scheduler and native-torch path, not its kernels; SGLang itself does not support it.
+transformers, fastapi, ...): `make vllm` comes first. About 1.3 GB, a few minutes. SGLang has no CPU build of its
+kernels; `standins/` has modules that take their place (and torchvision's) where they are imported and never called.
+This shows its HTTP interface, scheduler and native-torch path, not its kernels; SGLang itself does not support it.
 """
 
 from __future__ import annotations
