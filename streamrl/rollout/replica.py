@@ -51,6 +51,8 @@ class RolloutServerConfig:
     """Which kind: "torch", "vllm", "sglang", "sim", a name given to `register_server`, or `path/to/file.py:builder`."""
     model_path: str = ""
     weights_dir: str | None = None
+    awaits_weights: bool = False
+    """As a Ray actor it serves nobody before it was given a version: it cannot find one by itself (collective)."""
     max_num_seqs: int = 64
     max_model_len: int = 1024
     max_score_tokens: int = 8192
@@ -149,6 +151,7 @@ class RayLLMServer:
     def __init__(self, config: RolloutServerConfig) -> None:
         self._name, self._closing, self._keeps = config.server, False, False
         self._store = WeightStore(config.weights_dir) if config.weights_dir else None
+        self._awaits = config.awaits_weights
         self._seen: WeightInfo | None = None
         """What LATEST named when this server last took weights."""
         try:
@@ -165,6 +168,7 @@ class RayLLMServer:
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
     ) -> Generation:
+        self._check_given()
         return await self._watched(
             self._server.generate(request_id, prompt_ids, sampling, *([images] if images else ()))
         )
@@ -185,6 +189,7 @@ class RayLLMServer:
     async def update_weights(self, path: str, version: int) -> None:
         self._seen = self._named()
         await self._watched(self._server.update_weights(path, version))
+        self._awaits = False
 
     async def prepare_weights(self, path: str, version: int) -> str | None:
         if not hasattr(self._server, "prepare_weights"):  # one that loads everything at the commit
@@ -192,11 +197,13 @@ class RayLLMServer:
         return await self._watched(self._server.prepare_weights(path, version))
 
     async def commit_weights(self, path: str, version: int) -> float | None:
-        self._seen = self._named()
+        self._seen, took = self._named(), None
         if hasattr(self._server, "commit_weights"):
-            return await self._watched(self._server.commit_weights(path, version))
-        await self._watched(self._server.update_weights(path, version))
-        return None
+            took = await self._watched(self._server.commit_weights(path, version))
+        else:
+            await self._watched(self._server.update_weights(path, version))
+        self._awaits = False
+        return took
 
     async def weights_checksum(self) -> str | None:
         if not hasattr(self._server, "weights_checksum"):  # a simulation, or one from before this verb
@@ -233,6 +240,10 @@ class RayLLMServer:
         except WeightError as error:
             logger.warning("%s stays at version %d: %s", self._name, load.weight_version, error)
         return await self._watched(self._server.load())
+
+    def _check_given(self) -> None:
+        if self._awaits:
+            raise ServerDied(f"{self._name} has started and was not given the weights in service yet")
 
     def _named(self) -> WeightInfo | None:
         """What LATEST names, as far as that can be read."""

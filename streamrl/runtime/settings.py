@@ -79,13 +79,12 @@ def rank_workers(config: StreamRLConfig, run: RunDirectory, queues: Mapping[str,
 def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> WorkerConfig:
     rollout, data, reward = config.actor_rollout_ref.rollout, config.data, config.reward
     function = reward.custom_reward_function
-    turns, servers_sleep = rollout.multi_turn, config.trainer.v1.trainer_mode == "colocate_async"
+    turns = rollout.multi_turn
     return WorkerConfig(
         model_path=config.actor_rollout_ref.model.tokenizer_path or config.actor_rollout_ref.model.path,
         template_kwargs=data.apply_chat_template_kwargs,
         max_sessions=rollout.agent.max_sessions,
         session_timeout=rollout.agent.session_timeout,
-        answer_timeout=max(600.0, rollout.agent.session_timeout if servers_sleep else 0.0),
         default_agent_loop=rollout.agent.default_agent_loop,
         tools=rollout.tools,
         reward=f"{function.path}:{function.name}" if function.path else function.name,
@@ -115,6 +114,7 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
         name=rollout.server or rollout.name,
         model_path=config.actor_rollout_ref.model.path,
         weights_dir=str(sync_dir(config, run)),
+        awaits_weights=rollout.weight_sync.backend == "collective",
         max_num_seqs=rollout.max_num_seqs,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         device=config.trainer.device,

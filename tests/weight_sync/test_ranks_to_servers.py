@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,10 @@ def ranks(model: str) -> Iterator[WorkerGroup]:
     ray.shutdown()
 
 
-async def started(model: str, weights: Path, names: tuple[str, ...]) -> dict[str, RayServerHandle]:
-    config = RolloutServerConfig("torch", model, str(weights), max_num_seqs=4, max_model_len=64)
+async def started(model: str, weights: Path, names: tuple[str, ...], backend: str = "") -> dict[str, RayServerHandle]:
+    config = RolloutServerConfig(
+        "torch", model, str(weights), backend == "collective", max_num_seqs=4, max_model_len=64
+    )
     return await start_ray_servers(dict.fromkeys(names, config))
 
 
@@ -105,7 +108,7 @@ async def test_a_server_killed_during_a_sync_leaves_the_others_whole_and_comes_b
     model: str, ranks: WorkerGroup, tmp_path: Path, backend: str
 ) -> None:
     weights = tmp_path / "w"
-    servers = await started(model, weights, ("a", "b"))
+    servers = await started(model, weights, ("a", "b"), backend)
     manager = LLMServerManager(servers, SyncPolicy(deadline=40.0))
     manager.broadcast_by(ranks.send_weights)
     await manager.update_weights(await ranks.publish_by(backend, 1, str(weights)))
@@ -123,7 +126,10 @@ async def test_a_server_killed_during_a_sync_leaves_the_others_whole_and_comes_b
     assert set(report.missing) == {"b"}
     assert await servers["a"].weights_checksum() == await ranks.digest()
     async with asyncio.timeout(60):
-        while True:  # the fleet's beat
+        while True:  # the fleet's beat, and an impatient client
+            with suppress(ConnectionError):
+                got = await servers["b"].generate("r", [1], SamplingParams(max_tokens=1))
+                assert backend != "collective" or got.weight_versions == [2]
             try:
                 if (await manager.load_of("b")).weight_version == 2:
                     break
