@@ -200,7 +200,7 @@ class LLMServerManager:
 
     async def _update(self, info: WeightInfo, deadline: float, servers: Mapping[str, LLMServer]) -> UpdateReport:
         now = asyncio.get_running_loop().time
-        began, turn = now(), SyncRound(info.digest, tuple(servers))
+        began, turn = now(), SyncRound(info.digest)
         paths, answers = await self._prepare(info, deadline, servers)
         ready = turn.prepared(answers)
         prepared, pauses = now(), [0.0]

@@ -110,7 +110,9 @@ class WeightStore:
 
     def _take_oldest(self, version: int) -> int:
         """Write over a file that was to go anyway, and that nobody has mapped: fresh pages cost several times the copy
-        that fills them. Its size."""
+        that fills them. Its size. Not where `older` ones are kept: a checkpoint may be copying them."""
+        if self._older:
+            return 0
         keep = self._needed(self._latest_name(), *self._older_names(version))
         found = sorted(self.directory.glob("v*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
         if len(found) < self._keep:

@@ -45,7 +45,6 @@ class SyncRound:
 
     digest: str
     """The trainer's; empty: not known."""
-    servers: tuple[str, ...]
     missing: dict[str, str] = field(default_factory=dict)
     """Why it does not have the version, by server."""
     acknowledged: tuple[str, ...] = ()

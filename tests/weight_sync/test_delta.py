@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from streamrl.weight_sync import WeightsDamaged, WeightsMissing, WeightStore
+from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMissing, WeightStore
 from streamrl.weight_sync.delta import apply, encode
 from streamrl.weight_sync.delta_files import SUFFIX
 from streamrl.weight_sync.delta_publisher import DeltaPublisher
@@ -86,6 +86,7 @@ class Trainer:
             if isinstance(error, Exception):
                 raise error
         if taken:
+            assert isinstance(found[0], WeightInfo)
             self.store.publish(version, found[0].path)
         return found[0]
 

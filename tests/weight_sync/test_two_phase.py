@@ -12,7 +12,7 @@ DEAD, DAMAGED, GONE, SLOW = ServerDied("killed"), WeightsDamaged("a bit"), Weigh
 
 
 def ran(prepared: dict[str, object], committed: dict[str, object] | None = None, digest: str = "d") -> SyncRound:
-    turn = SyncRound(digest, tuple(prepared))
+    turn = SyncRound(digest)
     ready = turn.prepared(prepared)
     turn.committed({name: (committed or {}).get(name, 0.01) for name in ready})
     return turn
