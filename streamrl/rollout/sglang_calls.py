@@ -19,12 +19,12 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad, StopReason
 from streamrl.rollout.events import Reporter
 from streamrl.rollout.sglang_http import Refused, SglangHttp
+from streamrl.rollout.sglang_request import Call, added, body, new_salt, versions
 from streamrl.weight_sync import WeightsDamaged
 
 logger = logging.getLogger(__name__)
@@ -38,36 +38,6 @@ CACHE = ["kv_cache"]
 """What sleep gives up: weights may come meanwhile."""
 
 _REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length"}
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One generation. `rid`: its name in SGLang, where an id also means all that it begins."""
-
-    id: str
-    prompt: list[int]
-    sampling: SamplingParams
-    seed: int
-    answer: asyncio.Future[Generation]
-    rid: str = ""
-    submitted: float = field(default_factory=time.perf_counter)
-    admitted: float | None = None
-    reader: asyncio.Task[None] | None = None
-    generation: Generation = field(default_factory=Generation)
-
-    def end(self, reason: StopReason) -> None:
-        now = time.perf_counter()
-        started = now if self.admitted is None else self.admitted
-        got = self.generation
-        got.stop_reason = reason
-        got.queue_seconds, got.engine_seconds = started - self.submitted, now - started
-        if not self.answer.done():
-            self.answer.set_result(got)
-
-
-def _salt(version: int) -> str:
-    """The key of prefix caches from one load of weights to the next; a number may come again after a resume."""
-    return f"weights {version} {uuid.uuid4().hex}"
 
 
 class SglangCalls:
@@ -88,7 +58,7 @@ class SglangCalls:
         self._stands: set[str] = set()
         self._paused = False
         """Whether SGLang itself stands."""
-        self._salt = _salt(version)
+        self._salt = new_salt(version)
         self._changing = asyncio.Lock()
         self._releases, self._report = releases, report
         self._tokens = self._preemptions = self._prompt_tokens = self._cached_tokens = 0
@@ -147,7 +117,7 @@ class SglangCalls:
                 except Refused as error:
                     raise WeightsDamaged(str(error)) from error
                 else:
-                    self.version, self._salt = version, _salt(version)
+                    self.version, self._salt = version, new_salt(version)
                     if not self._running and not self._leaving:
                         with contextlib.suppress(Refused):  # something runs that is not ours; the salt is enough
                             await self._call(self.http.flush_cache())
@@ -254,7 +224,7 @@ class SglangCalls:
         """A call's stream to its end: the root of its task, so everything that goes wrong is settled here."""
         try:
             finished = False
-            async with contextlib.aclosing(self.http.generate(self._body(call))) as stream:
+            async with contextlib.aclosing(self.http.generate(body(call, self._salt))) as stream:
                 async for chunk in stream:
                     if call in self._leaving:  # SGLang heard of the abort before the request: it ends with the stream
                         return
@@ -297,13 +267,11 @@ class SglangCalls:
         (protocol.since)."""
         self._heard = now = time.monotonic()
         got = call.generation
-        count = meta["completion_tokens"] - len(got.token_ids)
-        if count <= 0:
+        fresh, told = added(ids, meta, len(got.token_ids))
+        if not (count := len(fresh)):
             return
-        log_probs = [entry[0] for entry in meta["output_token_logprobs"][-count:]]
-        if len(ids) < count or len(log_probs) != count:
-            raise ValueError(f"{count} new tokens, but {len(ids)} ids and {len(log_probs)} log-probs")
-        if any(each is None or math.isnan(each) for each in log_probs):
+        log_probs = [min(each, 0.0) for each in told if each is not None and not math.isnan(each)]
+        if len(log_probs) != count:
             raise self.fail(f"the model gives NaN at weight version {self.version}: these weights are broken")
         if not got.token_ids:
             began = call.submitted if call.admitted is None else call.admitted
@@ -313,48 +281,25 @@ class SglangCalls:
         self._report.busy(self._busy_from, now, self._tokens + count)
         self._tokens += count
         self._last_token = self._busy_from = now
-        got.token_ids += ids[-count:]
-        got.log_probs += [min(each, 0.0) for each in log_probs]
+        got.token_ids += fresh
+        got.log_probs += log_probs
         got.weight_versions += [self.version] * count
 
     def _finish(self, call: Call, meta: dict[str, Any]) -> None:
         self._preemptions += meta.get("num_retractions") or 0
         got, reason = call.generation, meta["finish_reason"]
         if "weight_versions" in meta:
-            stamped = [
-                int(span["version"]) for span in meta["weight_versions"] for _ in range(span["start"], span["end"])
-            ]
-            if len(stamped) != len(got.token_ids):
-                raise ValueError(f"{len(got.token_ids)} tokens, but versions {meta['weight_versions']}")
+            stamped = versions(meta, len(got.token_ids))
             if stamped != got.weight_versions:  # tokens that came while a swap was answered: the engine knows better
                 logger.warning("request %s: versions %s, not as they came", call.id, meta["weight_versions"])
                 got.weight_versions[:] = stamped
         if reason["type"] in _REASONS:
             call.end(_REASONS[reason["type"]])
-            self._forget(call)
         elif reason.get("status_code") == 400:
             raise Refused(f"SGLang refuses the request: {reason.get('message')}")
         else:  # aborted, and not by us: its client goes on elsewhere
             call.end("aborted")
-
-    def _body(self, call: Call) -> dict[str, Any]:
-        asked = call.sampling
-        return {
-            "rid": call.rid,
-            "input_ids": call.prompt,
-            "return_logprob": True,
-            "logprob_start_len": -1,
-            "extra_key": self._salt,
-            "sampling_params": {
-                "max_new_tokens": asked.max_tokens,
-                "temperature": asked.temperature,
-                "top_p": asked.top_p,
-                "top_k": asked.top_k if asked.top_k > 0 else -1,
-                "stop_token_ids": list(asked.stop_token_ids),
-                "ignore_eos": not asked.stop_token_ids,  # else SGLang looks at no stop token at all
-                "sampling_seed": call.seed,
-            },
-        }
+        self._forget(call)
 
     async def _pause(self, mode: Literal["in_place", "retract"]) -> None:
         await self._call(self.http.pause(mode))
