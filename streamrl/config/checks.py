@@ -124,6 +124,20 @@ def _placement(config: StreamRLConfig) -> Iterator[str]:
         yield f"{ROLLOUT}.sim.clock=virtual needs a simulated actor, too; set runtime=local {ACTOR}.strategy=sim"
 
 
+def sleep_level(config: StreamRLConfig) -> Iterator[str]:
+    rollout, key = config.actor_rollout_ref.rollout, f"{ROLLOUT}.sleep_level"
+    if rollout.sleep_level is None:
+        return
+    if rollout.name != "vllm":
+        release = f"{ROLLOUT}.sglang.release_memory"
+        yield f"{key} is vLLM's; the embedded engine always gives its cache up, SGLang with {release}"
+    elif config.trainer.device == "cpu":
+        yield f"{key}: on a CPU vLLM cannot give memory up; leave it out, or set trainer.device=cuda"
+    elif config.trainer.v1.trainer_mode != "colocate_async":
+        mode = config.trainer.v1.trainer_mode
+        yield f"{key} does nothing in trainer_mode={mode}: servers sleep in colocate_async alone"
+
+
 def _vllm(config: StreamRLConfig) -> Iterator[str]:
     if config.actor_rollout_ref.rollout.name != "vllm":
         return
@@ -254,8 +268,8 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
     _batches, sampler, _validation_weights, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths,
-    _validation, _placement, _vllm, _sglang, _datasets, _model, teacher, weight_sync, deterministic, code_checks.code,
-    code_checks.names, code_checks.trackers, _directories, _memory,
+    _validation, _placement, sleep_level, _vllm, _sglang, _datasets, _model, teacher, weight_sync, deterministic,
+    code_checks.code, code_checks.names, code_checks.trackers, _directories, _memory,
 )  # fmt: skip
 
 

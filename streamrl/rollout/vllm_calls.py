@@ -5,6 +5,7 @@
                                             ▲                        ║
              tokens, log-probs, versions ◄──┴── deltas of each step ═╝
  update_weights: pause(keep) ─► drain ─► workers load ─► stamp ─► resume
+ sleep(level):   pause(keep) ─► drain ─► running calls wait again, with their tokens ─► vLLM gives its memory up
 ```
 
 Requests wait here for a slot and not in vLLM, so that one that begins after a swap is prefilled after it: its prefix
@@ -55,7 +56,23 @@ class Call:
     admitted: float | None = None
     queue: Any = None
     aborted: bool = False
+    pieces: int = 0
+    """Requests of the engine that it was before; a sleep takes it out."""
+    before: int = 0
+    """Tokens that it had when the engine got it."""
+    retracted: float | None = None
+    """Since when it waits again, until the engine has let it go and it has a slot."""
     generation: Generation = field(default_factory=Generation)
+
+    @property
+    def engine_id(self) -> str:
+        return f"{self.id} +{self.pieces}" if self.pieces else self.id
+
+    def join(self) -> None:
+        """It gets a slot, at first or again: the time in between counts as neither waiting nor running."""
+        now = time.perf_counter()
+        stood = 0.0 if self.retracted is None else now - self.retracted
+        self.admitted = now if self.admitted is None else self.admitted + stood
 
 
 @dataclass(slots=True)
@@ -77,8 +94,10 @@ class VllmCalls:
     """
 
     def __init__(
-        self, engine: Any, *, slots: int, version: int, expected: ExpectedWeights, report: Reporter, cache: Cache
-    ) -> None:
+        self, engine: Any, *, slots: int, version: int, expected: ExpectedWeights, report: Reporter, cache: Cache,
+        sleep_level: int | None = None,
+    ) -> None:  # fmt: skip
+        """`sleep_level`: vLLM's; None gives no memory up."""
         self.engine, self.slots, self.version = engine, slots, version
         self.open: dict[str, Call] = {}
         self.failure: str | None = None
@@ -86,6 +105,11 @@ class VllmCalls:
         self._running: dict[str, Call] = {}
         self._stands: set[str] = set()
         self._changing = asyncio.Lock()
+        self._level = sleep_level
+        self._away: set[str] = set()
+        """What of vLLM's memory is given up: "weights", "kv_cache"."""
+        self._blank = False
+        """The weights are lost."""
         self._expected, self._report, self._cache = expected, report, cache
         self._digest: str | None = None
         self._tokens = 0
@@ -99,11 +123,17 @@ class VllmCalls:
         self.open[call_id] = self._waiting[call_id] = call
         self._admit()
         try:
-            await call.slot
-            if call.aborted:
-                call.generation.stop_reason = "aborted"
-            else:
+            while True:
+                await call.slot
+                if call.id in self._waiting:  # it was taken out again before it began
+                    continue
+                if call.aborted:
+                    call.generation.stop_reason = "aborted"
+                    break
+                call.retracted = None
                 await self._follow(call)
+                if call.retracted is None:
+                    break
         finally:
             self._leave(call)
         return call.generation
@@ -116,7 +146,7 @@ class VllmCalls:
             call.aborted = True
             if self._waiting.pop(call.id, None) and not call.slot.done():
                 call.slot.set_result(None)
-        in_engine = [call.id for call in calls if call.queue is not None]
+        in_engine = [call.engine_id for call in calls if call.queue is not None]
         if in_engine:
             await self._engine_call(self.engine.abort(in_engine))
         return len(calls)
@@ -136,11 +166,42 @@ class VllmCalls:
                 self._stands.discard(reason)
                 await self._resume()
 
+    async def sleep(self) -> None:
+        """Stand; with a level also without the cache and the weights on the device, and no call in the engine."""
+        async with self._changing:
+            self.check_alive()
+            if "asleep" in self._stands:
+                return
+            if not self._stands:
+                self._stands.add("asleep")
+                await self._pause()
+            self._stands.add("asleep")
+            if self._level is not None:
+                await self._retract()
+                await self._engine_call(self.engine.sleep(self._level, mode="keep"))
+                self._away, self._blank = {"weights", "kv_cache"}, self._level == 2
+
+    async def wake_up(self) -> None:
+        async with self._changing:
+            self.check_alive()
+            if "asleep" not in self._stands:
+                return
+            if self._blank:
+                raise self.fail("it was woken up before it got weights, and sleep_level=2 had given up the old ones")
+            if self._away:
+                await self._fetch(*self._away)
+            self._stands.discard("asleep")
+            if self._level is not None and self._stands:
+                await self._pause()  # it goes on by itself once it has all its memory; nothing is in it yet
+            await self._resume()
+
     async def update_weights(self, path: str, version: int) -> None:
         self.check_alive()
         self._expected.check(path)
         async with self._changing, self._standing():
             began = time.monotonic()
+            if "weights" in self._away:
+                await self._fetch("weights")
             found: list[list[str]] = await self._engine_call(
                 self.engine.collective_rpc("load_published_weights", args=(path,))
             )
@@ -151,7 +212,7 @@ class VllmCalls:
                 kind, message = found[0]
                 raise _REFUSALS[kind](message)
             await self.stamp(version)
-            self._digest = found[0][1]
+            self._digest, self._blank = found[0][1], False
             self._report.weights(began, time.monotonic(), version)
 
     async def stamp(self, version: int) -> None:
@@ -209,7 +270,7 @@ class VllmCalls:
         for call in self.open.values():
             if not call.slot.done():
                 call.slot.set_exception(ServerDied(reason))
-            elif call.queue is not None:
+            if call.queue is not None:
                 call.queue.put(ServerDied(reason))
 
     def _admit(self) -> None:
@@ -218,7 +279,7 @@ class VllmCalls:
             if not self._running:
                 self._last_token = self._busy_from = time.monotonic()
             self._running[call.id] = call
-            call.admitted = time.perf_counter()
+            call.join()
             if not call.slot.done():  # else it was just cancelled, and is about to leave
                 call.slot.set_result(None)
 
@@ -233,17 +294,35 @@ class VllmCalls:
             self._report.idle()
         self._admit()
 
+    async def _retract(self) -> None:
+        """The running calls wait again, before all others, with the tokens they have. The engine stands."""
+        calls, now = [call for call in self._running.values() if not call.aborted], time.perf_counter()
+        for call in calls:
+            call.retracted, call.slot = now, asyncio.get_running_loop().create_future()
+            del self._running[call.id]
+        self._waiting = {call.id: call for call in calls} | self._waiting
+        self._report.idle()
+        in_engine = [call.engine_id for call in calls if call.queue is not None]
+        if in_engine:
+            await self._engine_call(self.engine.abort(in_engine))
+
+    async def _fetch(self, *tags: str) -> None:
+        """Memory that was given up."""
+        await self._engine_call(self.engine.wake_up(sorted(tags)))
+        self._away -= set(tags)
+
     async def _follow(self, call: Call) -> None:
         """From the engine's first token of a call to its last."""
         from vllm.exceptions import VLLMClientError  # pyright: ignore[reportMissingImports]
         from vllm.inputs.engine import tokens_input  # pyright: ignore[reportMissingImports]
 
         self.check_alive()
+        call.before = len(call.generation.token_ids)
         try:
-            prompt = tokens_input(call.prompt, cache_salt=f"version {self.version}")
-            call.queue = queue = await self.engine.add_request(call.id, prompt, engine_sampling(call))
-            if call.aborted:
-                await self.engine.abort(call.id)
+            prompt = tokens_input(call.prompt + call.generation.token_ids, cache_salt=f"version {self.version}")
+            call.queue = queue = await self.engine.add_request(call.engine_id, prompt, engine_sampling(call))
+            if call.aborted or call.retracted is not None:
+                await self.engine.abort(call.engine_id)
             self.check_alive()
             finished = False
             while not finished:
@@ -252,7 +331,7 @@ class VllmCalls:
                 self._take(call, output.outputs[0], finished)
         except asyncio.CancelledError:
             if self.failure is None:
-                await self.engine.abort(call.id)
+                await self.engine.abort(call.engine_id)
             raise
         except ServerDied:
             raise
@@ -283,10 +362,15 @@ class VllmCalls:
                 raise self.fail(f"request {call.id} ended with {output.finish_reason!r}")
             got.stop_reason = _REASONS[output.finish_reason]
             stamped = [int(span.version) for span in output.weight_versions or () for _ in range(span.start, span.end)]
-            if stamped != got.weight_versions:
+            if stamped != got.weight_versions[call.before :]:
                 raise self.fail(
                     f"request {call.id}: the engine says {output.weight_versions}, we {got.weight_versions}"
                 )
+            call.queue = None
+            if call.retracted is not None and output.finish_reason == "abort" and not call.aborted:
+                call.pieces += 1
+            else:  # it ended before it could be taken out
+                call.retracted = None
 
     async def _pause(self) -> None:
         """No step is under way afterwards, and every token made so far has been taken."""
@@ -341,11 +425,11 @@ def engine_sampling(call: Call) -> Any:
 
     asked = call.sampling
     return EngineSampling(
-        max_tokens=asked.max_tokens,
+        max_tokens=asked.max_tokens - call.before,
         temperature=asked.temperature,
         top_p=asked.top_p,
         top_k=max(asked.top_k, 0),
-        seed=None if asked.seed is None else derive_seed(asked.seed, len(call.prompt)),
+        seed=None if asked.seed is None else derive_seed(asked.seed, len(call.prompt) + call.before),
         stop_token_ids=list(asked.stop_token_ids),
         ignore_eos=True,
         logprobs=0,

@@ -22,7 +22,7 @@ CPU_CACHE_BYTES = 256 << 20
 OURS = (
     "model", "skip_tokenizer_init", "max_model_len", "max_num_seqs", "seed", "tensor_parallel_size",
     "data_parallel_size", "gpu_memory_utilization", "enforce_eager", "logprobs_mode", "worker_extension_cls",
-    "generation_config", "stream_interval", "disable_log_stats", "enable_log_requests",
+    "generation_config", "stream_interval", "disable_log_stats", "enable_log_requests", "enable_sleep_mode",
 )  # fmt: skip
 """Arguments of vLLM that `engine_kwargs` may not give: they have a key of their own, or the protocol rests on them."""
 
@@ -49,6 +49,8 @@ class VllmOptions:
     data_parallel_size: int = 1
     gpu_memory_utilization: float | None = None
     enforce_eager: bool | None = None
+    sleep_level: int | None = None
+    """1: asleep, the weights are in the host's memory and the cache is given up; 2: both are given up."""
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs, e.g. {"dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 30}."""
 
@@ -84,6 +86,8 @@ def engine_args(config: RolloutServerConfig) -> Any:
         chosen.setdefault("kv_cache_memory_bytes", CPU_CACHE_BYTES)
     if options.gpu_memory_utilization is not None or on_cpu:
         chosen["gpu_memory_utilization"] = options.gpu_memory_utilization or 0.1
+    if options.sleep_level is not None and not on_cpu:
+        chosen["enable_sleep_mode"] = True
     return AsyncEngineArgs(
         model=config.model_path,
         skip_tokenizer_init=True,

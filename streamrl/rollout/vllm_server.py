@@ -37,7 +37,7 @@ from agent_loop.llm.protocol import (
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.requests import check_request
 from streamrl.rollout.vllm_calls import TEMPERATURES, Cache, VllmCalls
-from streamrl.rollout.vllm_options import engine_args, environment
+from streamrl.rollout.vllm_options import VllmOptions, engine_args, environment
 from streamrl.rollout.vllm_weights import ExpectedWeights
 from streamrl.weight_sync import WeightsMissing, WeightStore
 
@@ -157,11 +157,11 @@ class VllmServer:
         await self._on_engine(self._calls.go("paused"))
 
     async def sleep(self) -> None:
-        """As pause: vLLM keeps its memory (on a CPU it cannot give it up)."""
-        await self._on_engine(self._calls.stand("asleep"))
+        """As pause. With `sleep_level` vLLM gives up its memory, and running requests compute their cache again."""
+        await self._on_engine(self._calls.sleep())
 
     async def wake_up(self) -> None:
-        await self._on_engine(self._calls.go("asleep"))
+        await self._on_engine(self._calls.wake_up())
 
     async def load(self) -> ServerLoad:
         """Raises ServerDied if the engine has failed, is closed, or hangs."""
@@ -193,6 +193,7 @@ class VllmServer:
             expected=expected,
             report=self._report,
             cache=self._engine.cache,
+            sleep_level=VllmOptions.of(config.vllm).sleep_level,
         )
         await calls.stamp(0)
         while self._store and (newest := self._store.latest()):

@@ -125,6 +125,7 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
             "data_parallel_size": rollout.data_parallel_size,
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
             "enforce_eager": rollout.enforce_eager,
+            "sleep_level": rollout.sleep_level,
             "engine_kwargs": rollout.engine_kwargs.vllm,
         },
         sglang=asdict(rollout.sglang)

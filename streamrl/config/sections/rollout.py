@@ -198,6 +198,9 @@ class RolloutConfig:
     0.1."""
     enforce_eager: bool | None = None
     """No compilation, no CUDA graphs. None: on a CPU."""
+    sleep_level: Literal[1, 2] | None = None
+    """vllm on CUDA alone, in trainer_mode=colocate_async: while training has the devices, 1 moves the weights to the
+    host's memory and gives the cache up, 2 gives up both. None: vLLM keeps all it has."""
     engine_kwargs: EngineKwargsConfig = field(default_factory=EngineKwargsConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig)
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
