@@ -1,0 +1,1 @@
+"""Prepared scripts for a GPU that is there for minutes; each can be rehearsed on a CPU (`--device cpu --tiny`)."""
