@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from agent_loop.llm.client import RoutedClient
+from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import ContextOverflow, SamplingParams, Scores, ServerDied
 from streamrl.monitor.events import read_events
+from streamrl.rollout.fleet import Fleet
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start_ray_servers
 from streamrl.weight_sync import WeightInfo, WeightStore
@@ -152,3 +155,38 @@ async def test_a_pinned_server_does_not_look_for_newer_weights(served: Served) -
     assert (await server.load()).weight_version == before
     await server.keep_weights(False)
     assert (await server.load()).weight_version == newest.version
+
+
+async def test_a_server_that_is_killed_asleep_comes_back_asleep_and_its_requests_end_after_it_wakes_up(
+    served: Served,
+) -> None:
+    class Worker:
+        async def hear(self, news: FleetNews) -> dict[str, tuple[int, int]]:
+            return client.hear(news)
+
+    server: RayServerHandle = served.server
+    client, manager = RoutedClient({"server-0": server}), LLMServerManager({"server-0": server})
+    beating = asyncio.ensure_future(Fleet(manager, lambda: {"agent-0": Worker()}).run())
+    running = asyncio.ensure_future(client.generate([1, 2, 3], LONG, session="s"))
+    try:
+        while not (await server.load()).running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await manager.sleep()
+        os.kill(pid := await server.pid(), signal.SIGKILL)
+        late = asyncio.ensure_future(client.generate([4, 5], SamplingParams(max_tokens=3), session="late"))
+        async with asyncio.timeout(90):
+            await until_served(server)
+            while not (await server.load()).asleep:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert await server.pid() != pid
+        await asyncio.sleep(2)
+        assert not running.done()
+        assert not late.done()
+        await manager.wake_up()
+        async with asyncio.timeout(60):
+            assert (await running).stop_reason == "length"
+            assert len((await late).token_ids) == 3
+        assert len(running.result().token_ids) == LONG.max_tokens
+    finally:
+        beating.cancel()
+        await client.close()
