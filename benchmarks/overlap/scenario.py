@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -174,7 +175,7 @@ class Outcome:
     bound: float
     train: float
     generation: float
-    lost: dict[str, float]
+    lost: Mapping[str, float]
     groups: int
     """Trained in the whole run."""
     age_mean: float

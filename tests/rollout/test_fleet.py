@@ -12,7 +12,7 @@ import pytest
 from agent_loop.llm.client import Patience, RoutedClient
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied
-from benchmarks.router import slot_use
+from benchmarks.rollout.router import slot_use
 from streamrl.rollout.fleet import SILENT_SECONDS, Fleet, FleetError
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.sim import SimConfig, SimServer

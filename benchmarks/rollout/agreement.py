@@ -1,22 +1,7 @@
-"""Do generation and training agree on the numbers?
-
-    python -m benchmarks.rollout --json rollout.json            # a few minutes on two cores
-    python -m benchmarks.rollout --part ratio
-
-ratio    what the `torch` engine reported while it sampled against what the training ranks compute of the same tokens:
-         |ratio - 1|, largest over temperatures, models, layouts and cuts into micro-batches
-vllm     the same for vLLM in float32, as a difference of log-probs; only where vLLM is installed (`streamrl[cpu]`)
-engines  tokens/s of the `torch` engine beside vLLM's, what an abort and a pause of thousands take, bits that do not
-         depend on the batch (benchmarks/engines.py)
-router   decisions per second, evenness, slot use against an oracle, a server killed under load, a storm of disturbances
-         (benchmarks/router.py)
-parity   the suites that compare every algorithm with a float64 reference of its own, and every layout of ranks with
-         plain PyTorch: how many comparisons, and how many fail
-"""
+"""Do generation and training agree on the numbers? The parts `ratio`, `vllm` and `parity`."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import sys
@@ -28,11 +13,8 @@ from subprocess import run
 
 import numpy as np
 
-from benchmarks.bars import Bar, report
-from benchmarks.engines import engines
-from benchmarks.router import router
+from benchmarks.bars import Bar
 
-PARTS = ("ratio", "vllm", "engines", "router", "parity")
 CALCULATOR = "examples/calculator/model"
 TEMPERATURES = (0.7, 1.0, 1.3)
 SUITES = {
@@ -95,17 +77,3 @@ def parity() -> list[Bar]:
             Bar(f"{name}: beyond 1e-6", failed, "tests", 0, "at most"),
         ]
     return bars
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this one (may be repeated)")
-    options = parser.parse_args()
-    parts = {"ratio": ratio, "vllm": vllm, "engines": engines, "router": router, "parity": parity}
-    bars = [bar for name in options.part or PARTS for bar in parts[name]()]
-    return report(bars, options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,16 +1,12 @@
 """What a new version of the weights costs: in all, and for the requests in flight.
 
-    python -m benchmarks.weight_sync --json sync.json           # half a minute
-
 total   from the ranks' parameters until the `torch` engine serves them, 270 MB by `shm`, against copying them twice
 pause   how long the engine makes no token for it, 1.4 MB, with requests in flight
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +16,7 @@ from typing import Any
 import torch
 
 from agent_loop.llm.protocol import SamplingParams
-from benchmarks.bars import Bar, report
+from benchmarks.bars import Bar
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.torch_engine import TorchServer
 from streamrl.weight_sync.publisher import SyncSettings, publisher
@@ -74,7 +70,8 @@ async def syncs(trained: Any, home: Path, requests: int) -> tuple[list[float], l
     return totals[FRESH:], pauses[FRESH:], copies[FRESH:]
 
 
-def measure() -> list[Bar]:
+def weights() -> list[Bar]:
+    torch.set_num_threads(1)
     root = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=root) as home:
         totals, _, copies = asyncio.run(syncs(model(1024, 7, 2048), Path(home), 0))
@@ -85,15 +82,3 @@ def measure() -> list[Bar]:
         Bar("sync of a 270 MB model, by shm, against copying it twice", ratio, "x", 3.0, "at most"),
         Bar("pause of a 1.4 MB model, median", 1e3 * median(pauses), "ms", 50.0, "at most"),
     ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    return report(measure(), options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
