@@ -14,7 +14,8 @@ same idle server fill it together to the level of the rest, instead of each fill
 beat. Ties rotate from another server in each (`offset`). Simulated (benchmarks/rollout/router.py: 64 servers, as many
 requests as slots on average, a beat a second), the slots in use over those of an oracle: 0.996 with one router; 0.984
 with 4 and 0.972 with 8; 0.964 and 0.938 if they do not hear of each other. If each takes the last beat for the present,
-all run to the same server: of 64 requests by 4 routers on 8 servers the busiest one then holds 60 % more than the mean, not 18 %.
+all run to the same server: of 64 requests by 4 routers on 8 servers the busiest one then holds 60 % more than the mean,
+not 18 %.
 """
 
 from __future__ import annotations

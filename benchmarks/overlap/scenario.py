@@ -17,8 +17,6 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -175,7 +173,7 @@ class Outcome:
     bound: float
     train: float
     generation: float
-    lost: Mapping[str, float]
+    lost: dict[str, float]
     groups: int
     """Trained in the whole run."""
     age_mean: float
@@ -253,7 +251,7 @@ def measured(scenario: Scenario, run: Path) -> Outcome:
         bound=steady.bound,
         train=steady.t_train,
         generation=steady.t_gen,
-        lost=dict(steady.lost),
+        lost={str(cause): seconds for cause, seconds in steady.lost.items()},
         groups=len(trained),
         age_mean=fmean(line[f"{stale}/mean"] for line in lines),
         age_max=max(line[f"{stale}/max"] for line in lines),
