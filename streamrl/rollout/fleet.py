@@ -123,7 +123,8 @@ class Fleet:
         found: list[Row] = []
         for name, member in sorted(self._members.items()):
             load = member.load
-            status = "out" if member.out else "draining" if member.draining else "serving" if load else "unknown"
+            awake = "unknown" if load is None else "asleep" if load.asleep else "serving"
+            status = "out" if member.out else "draining" if member.draining else awake
             version, slots = (load.weight_version, load.slots) if load else (None, None)
             found.append(Row(name, status, version, self._requests(name), member.limit.requests, slots, member.out))
         return found

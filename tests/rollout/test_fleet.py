@@ -282,6 +282,8 @@ def test_a_server_that_comes_back_or_joins_is_asleep_or_awake_as_the_others_are(
         assert (await world.servers["server-0"].load()).asleep
         await world.fleet.add()
         assert (await world.servers["server-2"].load()).asleep
+        await asyncio.sleep(2)
+        assert {row.status for row in world.fleet.rows()} == {"asleep"}
         await asyncio.sleep(30)
         assert not any(call.done() for call in calls)
         await world.manager.wake_up()
