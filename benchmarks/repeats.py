@@ -25,7 +25,7 @@ LONGEST_LIFE = 3.0
 NEEDED = (
     "streamrl.runtime.launch", "streamrl.runtime.local_runtime", "streamrl.runtime.session", "streamrl.workers.actor",
     "streamrl.workers.losses", "streamrl.workers.correction", "streamrl.workers.engine.fsdp2",
-    "streamrl.rollout.torch_engine", "transformers.models.qwen2.modeling_qwen2",
+    "streamrl.rollout.torch.server", "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.auto.modeling_auto",
 )  # fmt: skip
 JOB = (

@@ -35,7 +35,7 @@ from benchmarks.bars import Bar, report
 from streamrl.config.sections.actor import ActorConfig, ModelConfig, OptimConfig
 from streamrl.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.torch_engine import TorchServer
+from streamrl.rollout.torch.server import TorchServer
 from streamrl.single_controller.worker import RankInfo
 from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.publisher import Backend, SyncSettings

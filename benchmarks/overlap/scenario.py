@@ -30,8 +30,8 @@ from streamrl.errors import ConfigError
 from streamrl.monitor.events import read_events
 from streamrl.monitor.metrics_log import read_metrics
 from streamrl.monitor.overlap import OverlapCollector
-from streamrl.rollout.sim_script import SimConfig, response_lengths
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.script import SimConfig, response_lengths
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run
 from streamrl.runtime.session import Session

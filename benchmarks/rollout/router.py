@@ -32,8 +32,8 @@ from agent_loop.llm.router import Router
 from benchmarks.bars import Bar
 from streamrl.rollout.fleet import Fleet
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.sim import SimConfig, SimServer
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.server import SimConfig, SimServer
+from streamrl.rollout.sim.virtual_clock import run_virtual
 
 SERVERS, SLOTS = 64, 8
 STOP = 3

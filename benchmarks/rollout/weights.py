@@ -18,7 +18,7 @@ import torch
 from agent_loop.llm.protocol import SamplingParams
 from benchmarks.bars import Bar
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.torch_engine import TorchServer
+from streamrl.rollout.torch.server import TorchServer
 from streamrl.weight_sync.publisher import SyncSettings, publisher
 from streamrl.weight_sync.ranks import OneRank
 from streamrl.weight_sync.shares import shares_of

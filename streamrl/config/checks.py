@@ -17,8 +17,8 @@ from streamrl.config.sections.types import MIN_TEMPERATURE
 from streamrl.config.teacher_checks import teacher
 from streamrl.config.weight_sync_checks import weight_sync
 from streamrl.errors import ConfigError
-from streamrl.rollout.sglang_options import check_engine_kwargs as check_sglang_kwargs
-from streamrl.rollout.vllm_options import check_engine_kwargs
+from streamrl.rollout.sglang.options import check_engine_kwargs as check_sglang_kwargs
+from streamrl.rollout.vllm.options import check_engine_kwargs
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

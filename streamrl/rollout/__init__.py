@@ -1,9 +1,13 @@
-"""LLM servers behind one protocol (`agent_loop.llm.protocol.LLMServer`).
+"""LLM servers behind one protocol (`agent_loop.llm.protocol.LLMServer`), a room for each kind:
 
-    torch_engine   embedded: a transformers model with continuous batching; batch_engine, decoder, sampling, prefixes
-    sim            no model: slots, latencies and failures, on the event loop's clock (real or virtual_clock)
-    replica        how a server is built from its config and run, in process or as a Ray actor
-    manager        all servers of a run: weight updates, loads
+    torch/     embedded: a transformers model with continuous batching
+    vllm/      vLLM's AsyncLLM, its engine in a process of its own
+    sglang/    an SGLang process of another environment, over HTTP
+    sim/       no model: slots, latencies and failures, on the event loop's clock, real or virtual
+
+    replica    how a server is built from its config and run, in process or as a Ray actor
+    manager    all servers of a run as one: weight updates, sleep, loads
+    fleet      servers that join, drain and leave a running job; limits, fleet_api (over HTTP)
 
 Every server passes tests/rollout/test_llm_server.py. Nothing is imported here: torch and ray load with their modules.
 """

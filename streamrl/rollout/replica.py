@@ -77,7 +77,7 @@ Builder = Callable[[RolloutServerConfig, ServerEvents | None], LLMServer]
 
 
 def _torch(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
-    from streamrl.rollout.torch_engine import TorchServer
+    from streamrl.rollout.torch.server import TorchServer
 
     return TorchServer(
         config.model_path,
@@ -95,7 +95,7 @@ def _torch(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServe
 
 
 def _sim(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
-    from streamrl.rollout.sim import SimConfig, SimServer
+    from streamrl.rollout.sim.server import SimConfig, SimServer
 
     model = Path(config.model_path) / "config.json"
     defaults = (
@@ -113,13 +113,13 @@ def _sim(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
 
 
 def _vllm(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
-    from streamrl.rollout.vllm_server import VllmServer
+    from streamrl.rollout.vllm.server import VllmServer
 
     return VllmServer(config, events)
 
 
 def _sglang(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
-    from streamrl.rollout.sglang_server import SglangServer
+    from streamrl.rollout.sglang.server import SglangServer
 
     return SglangServer(config, events)
 
@@ -425,8 +425,8 @@ async def start_ray_servers(
 
 def _devices(config: RolloutServerConfig) -> int:
     """GPUs of one server."""
-    from streamrl.rollout.sglang_options import SglangOptions
-    from streamrl.rollout.vllm_options import VllmOptions
+    from streamrl.rollout.sglang.options import SglangOptions
+    from streamrl.rollout.vllm.options import VllmOptions
 
     if config.name == "sglang":
         return SglangOptions.of(config.sglang).devices

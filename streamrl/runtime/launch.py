@@ -109,7 +109,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _run_local(config: StreamRLConfig, run: RunDirectory) -> Summary:
-    from streamrl.rollout.virtual_clock import run_virtual
+    from streamrl.rollout.sim.virtual_clock import run_virtual
     from streamrl.runtime.local_runtime import is_virtual, local_parts
     from streamrl.runtime.session import Session
 

@@ -12,7 +12,7 @@ import psutil
 from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
 from streamrl.monitor.trackers import missing
-from streamrl.rollout import vllm_options
+from streamrl.rollout.vllm import options as vllm_options
 from transfer_queue.errors import Invalid
 from transfer_queue.storage.place import choose_storage
 

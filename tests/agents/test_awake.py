@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agent_loop.llm.awake import AwakeTime
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 
 
 async def ended(awake: AwakeTime, seconds: float) -> float:

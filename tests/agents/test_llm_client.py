@@ -12,8 +12,8 @@ from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import MeteredClient
 from agent_loop.llm.protocol import ContextOverflow, Generation, SamplingParams, ServerDied
 from agent_loop.llm.router import ServerNews
-from streamrl.rollout.sim import SimConfig, SimServer
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.server import SimConfig, SimServer
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, generation
 
 PROMPT = [1, 2, 3]

@@ -15,7 +15,7 @@ from agent_loop.loop import AgentContext, Budgets, load_agent_loop
 from agent_loop.plugins import PluginError
 from agent_loop.tools.base import Tool, ToolContext, ToolError, load_tool
 from agent_loop.trajectory import Trajectory
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, byte_chat, says
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expr": "17*23"}}</tool_call>'

@@ -14,7 +14,7 @@ from agent_loop.manager import MAX_RESTARTS_PER_MINUTE, AgentLoopManager, TaskSp
 from agent_loop.trajectory import Trajectory
 from agent_loop.worker import AgentLoopWorker
 from streamrl.monitor.summary import Groups
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from tests.agents.farm import TASKS, Farm, farm
 
 

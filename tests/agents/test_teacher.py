@@ -17,7 +17,7 @@ from agent_loop.rows import MULTI_MODAL_FIELD, SessionRows
 from agent_loop.teacher import Teacher
 from streamrl.monitor.events import Event
 from streamrl.monitor.schema import check_events
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, says
 from tests.agents.farm import CHAT, TASKS, Farm, farm
 

@@ -17,7 +17,7 @@ from agent_loop.plugins import PluginError
 from agent_loop.trajectory import Trajectory
 from streamrl.monitor.events import Event
 from streamrl.monitor.schema import check_events
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from tests.agents.fakes import FakeServer, says
 from tests.agents.farm import CALL, CHAT, TASKS, config, farm
 from transfer_queue.errors import Disconnected

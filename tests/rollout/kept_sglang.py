@@ -14,8 +14,8 @@ import pytest
 
 from streamrl.rollout.loop_thread import LoopThread
 from streamrl.rollout.replica import RolloutServerConfig
-from streamrl.rollout.sglang_options import SglangOptions
-from streamrl.rollout.sglang_process import SglangProcess
+from streamrl.rollout.sglang.options import SglangOptions
+from streamrl.rollout.sglang.process import SglangProcess
 from streamrl.rollout.weights_view import WeightsView
 from tests.rollout.sglang import environment
 

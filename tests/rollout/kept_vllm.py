@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamrl.rollout.replica import RolloutServerConfig
-from streamrl.rollout.vllm_server import Engine, VllmServer
+from streamrl.rollout.vllm.server import Engine, VllmServer
 
 
 class KeptEngine:

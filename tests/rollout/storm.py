@@ -20,7 +20,7 @@ from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, Serve
 from agent_loop.llm.router import Router
 from streamrl.rollout.fleet import Fleet, FleetError
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.sim import SimConfig, SimServer
+from streamrl.rollout.sim.server import SimConfig, SimServer
 from streamrl.weight_sync import WeightInfo
 
 STOP = 7

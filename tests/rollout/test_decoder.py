@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamrl.rollout.decoder import Decoder, UnsupportedModel, check_supported
+from streamrl.rollout.torch.decoder import Decoder, UnsupportedModel, check_supported
 
 ROPE = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = ROPE | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -15,8 +15,8 @@ from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, Serve
 from benchmarks.rollout.router import slot_use
 from streamrl.rollout.fleet import SILENT_SECONDS, Fleet, FleetError
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.sim import SimConfig, SimServer
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.server import SimConfig, SimServer
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightInfo
 
 PROMPT = [1, 2, 3]

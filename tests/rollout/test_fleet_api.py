@@ -15,7 +15,7 @@ import pytest
 from streamrl.rollout.fleet import Fleet
 from streamrl.rollout.fleet_api import FleetApi
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.sim import SimServer
+from streamrl.rollout.sim.server import SimServer
 from streamrl.runtime.servers import ENDPOINT_FILE, KEY_FILE, main
 
 Ask = Callable[..., Any]

@@ -22,9 +22,9 @@ from agent_loop.llm.protocol import (
     Scores,
     ServerDied,
 )
-from streamrl.rollout.sglang_server import SglangServer
-from streamrl.rollout.sim import SimConfig, SimServer
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sglang.server import SglangServer
+from streamrl.rollout.sim.server import SimConfig, SimServer
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from tests.rollout.kept_sglang import sglang_at
 
 VOCAB, SLOTS, MAX_LEN = 64, 4, 512
@@ -95,7 +95,7 @@ def case(request: pytest.FixtureRequest, model_dirs: dict[str, str], other_weigh
     if request.param == "sim":
         sim = SimConfig(vocab_size=VOCAB, token_seconds=0.01, token_sigma=0.3, response_tokens_sigma=0.5)
         return Case("sim", lambda: SimServer(sim, max_num_seqs=SLOTS, max_model_len=MAX_LEN), lambda version: "unused")
-    from streamrl.rollout.torch_engine import TorchServer
+    from streamrl.rollout.torch.server import TorchServer
 
     return Case(
         "torch",

@@ -11,8 +11,8 @@ import torch
 from agent_loop.llm.protocol import SamplingParams
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.replica import RayLLMServer, RolloutServerConfig, build_server
-from streamrl.rollout.sim import SimConfig, SimServer
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.server import SimConfig, SimServer
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightInfo, WeightsMismatch, WeightStore
 
 INFO = WeightInfo(version=5, path="unused", bytes=0)

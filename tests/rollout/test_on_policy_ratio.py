@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from agent_loop.llm.protocol import SamplingParams
-from streamrl.rollout.batch_engine import BatchEngine, Request
-from streamrl.rollout.loading import load_model
 from streamrl.rollout.noise import uniforms
+from streamrl.rollout.torch.batch_engine import BatchEngine, Request
+from streamrl.rollout.torch.loading import load_model
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
 from streamrl.workers.actor import ActorWorker
 from tests.workers.tiny import MemoryStore, settings

@@ -11,10 +11,10 @@ from agent_loop.plugins import PluginError
 from streamrl.rollout import replica
 from streamrl.rollout.events import ServerEvents
 from streamrl.rollout.replica import RolloutServerConfig, build_server, register_server
-from streamrl.rollout.sim import SimServer
+from streamrl.rollout.sim.server import SimServer
 
 OWN = """
-from streamrl.rollout.sim import SimServer
+from streamrl.rollout.sim.server import SimServer
 
 class Mine(SimServer):
     pass

@@ -13,10 +13,10 @@ import torch
 
 from agent_loop.llm.protocol import ServerDied
 from streamrl.config.sections.algorithm import DistillationConfig, TeacherConfig
-from streamrl.rollout import scoring
-from streamrl.rollout.loading import load_model
-from streamrl.rollout.scoring import ScoreQueue, ScoreRequest, score_rows
-from streamrl.rollout.torch_engine import TorchServer
+from streamrl.rollout.torch import scoring
+from streamrl.rollout.torch.loading import load_model
+from streamrl.rollout.torch.scoring import ScoreQueue, ScoreRequest, score_rows
+from streamrl.rollout.torch.server import TorchServer
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
 from streamrl.workers.actor import ActorWorker
 from tests.workers.tiny import make_rows, settings

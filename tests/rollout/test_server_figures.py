@@ -9,9 +9,9 @@ import pytest
 
 from agent_loop.llm.protocol import LLMServer, SamplingParams
 from streamrl.rollout.events import Reporter
-from streamrl.rollout.sim import SimConfig, SimServer
-from streamrl.rollout.torch_engine import TorchServer
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.server import SimConfig, SimServer
+from streamrl.rollout.sim.virtual_clock import run_virtual
+from streamrl.rollout.torch.server import TorchServer
 
 
 def test_a_simulated_server_tells_waits_and_first_tokens_to_the_moment() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamrl.rollout import sglang_process
+from streamrl.rollout.sglang import process as sglang_process
 
 LAUNCH = """
 import json, subprocess, sys, time

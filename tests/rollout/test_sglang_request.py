@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_loop.llm.protocol import SamplingParams
-from streamrl.rollout.sglang_request import Call, added, body, new_salt, versions
+from streamrl.rollout.sglang.request import Call, added, body, new_salt, versions
 
 
 def meta(tokens: list[int], first: int = 0) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import pytest
 
 from agent_loop.llm.protocol import SamplingParams, ServerDied
 from streamrl.rollout.replica import RolloutServerConfig, build_server
-from streamrl.rollout.sglang_options import SglangOptions, arguments, environment
-from streamrl.rollout.sglang_server import SglangServer
+from streamrl.rollout.sglang.options import SglangOptions, arguments, environment
+from streamrl.rollout.sglang.server import SglangServer
 from streamrl.weight_sync import WeightsDamaged, WeightsMismatch, WeightsMissing, WeightStore
 from tests.rollout.conftest import VOCAB, tiny_model
 from tests.rollout.fake_sglang import KEY, FakeSglang

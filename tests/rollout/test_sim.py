@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied
-from streamrl.rollout.sim import SimConfig, SimServer
-from streamrl.rollout.sim_script import response_lengths
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.script import response_lengths
+from streamrl.rollout.sim.server import SimConfig, SimServer
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightStore
 
 

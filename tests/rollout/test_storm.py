@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from tests.rollout.storm import Outcome, Storm
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied
-from streamrl.rollout.batch_engine import BatchEngine, Request
-from streamrl.rollout.loading import load_model
 from streamrl.rollout.noise import uniforms
-from streamrl.rollout.sampling import Knobs, sample
-from streamrl.rollout.torch_engine import TorchServer
+from streamrl.rollout.torch.batch_engine import BatchEngine, Request
+from streamrl.rollout.torch.loading import load_model
+from streamrl.rollout.torch.sampling import Knobs, sample
+from streamrl.rollout.torch.server import TorchServer
 from streamrl.weight_sync import WeightsMismatch
 from streamrl.weight_sync.load import load_into
 from streamrl.weight_sync.shared_memory import read_weights

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from streamrl.rollout import virtual_clock
-from streamrl.rollout.virtual_clock import VirtualDeadlock, run_virtual
+from streamrl.rollout.sim import virtual_clock
+from streamrl.rollout.sim.virtual_clock import VirtualDeadlock, run_virtual
 
 
 def test_hours_pass_at_once_and_timers_are_exact() -> None:

@@ -15,10 +15,10 @@ import torch
 
 from agent_loop.llm.protocol import CannotScore, SamplingParams, ServerDied
 from streamrl.rollout.replica import RolloutServerConfig, build_server
-from streamrl.rollout.sampling import Knobs, _cut
-from streamrl.rollout.vllm_calls import Call, engine_sampling
-from streamrl.rollout.vllm_options import check_engine_kwargs
-from streamrl.rollout.vllm_server import VllmServer
+from streamrl.rollout.torch.sampling import Knobs, _cut
+from streamrl.rollout.vllm.calls import Call, engine_sampling
+from streamrl.rollout.vllm.options import check_engine_kwargs
+from streamrl.rollout.vllm.server import VllmServer
 from streamrl.weight_sync import WeightsDamaged, WeightsMismatch, WeightsMissing
 from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.shared_memory import read_weights
@@ -205,7 +205,7 @@ def test_a_thousand_requests_in_a_pause_are_aborted_at_once(vllm_engine: Any) ->
 
 
 def test_without_vllm_the_server_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamrl.rollout.vllm_options.installed", lambda: False)
+    monkeypatch.setattr("streamrl.rollout.vllm.options.installed", lambda: False)
     with pytest.raises(ValueError, match="make vllm"):
         build_server(RolloutServerConfig("vllm", "examples/calculator/model"))
 
@@ -219,13 +219,13 @@ def test_arguments_that_are_ours_or_unknown_to_vllm_are_refused_by_name() -> Non
 
 
 def test_a_deterministic_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamrl.rollout.vllm_options.installed", lambda: True)
+    monkeypatch.setattr("streamrl.rollout.vllm.options.installed", lambda: True)
     with pytest.raises(ValueError, match="depend on the batch"):
         build_server(RolloutServerConfig("vllm", "examples/calculator/model", invariant=True))
 
 
 def test_a_process_ends_with_the_one_it_follows() -> None:
-    follower = "import os, time, streamrl.rollout.vllm_worker as w; w.end_with(int(os.environ['FOLLOWED']))"
+    follower = "import os, time, streamrl.rollout.vllm.worker as w; w.end_with(int(os.environ['FOLLOWED']))"
     followed = subprocess.Popen(["sleep", "60"])
     child = subprocess.Popen(
         [sys.executable, "-c", f"{follower}; print('follows', flush=True); time.sleep(60)"],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_loop.llm.protocol import LLMServer, SamplingParams, ServerDied
-from streamrl.rollout.vllm_server import VllmServer
+from streamrl.rollout.vllm.server import VllmServer
 from tests.rollout import test_llm_server_asleep as asleep
 from tests.rollout.test_llm_server import LONG, Case, check, start, until_tokens
 

@@ -12,8 +12,8 @@ import torch
 from agent_loop.llm.protocol import SamplingParams, ServerDied
 from streamrl.rollout.manager import LLMServerManager, SyncPolicy
 from streamrl.rollout.replica import RolloutServerConfig, build_server
-from streamrl.rollout.sim import SimConfig, SimServer, UpdateFailure
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.server import SimConfig, SimServer, UpdateFailure
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMismatch, WeightStore
 from streamrl.weight_sync.collective import Sender
 from streamrl.weight_sync.digest import weights_digest

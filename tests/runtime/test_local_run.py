@@ -17,7 +17,7 @@ from streamrl.monitor.metrics_log import read_metrics, read_validations
 from streamrl.monitor.registry import check_step_metrics
 from streamrl.monitor.schema import check_events
 from streamrl.monitor.summary import Summary, read_summary
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run

@@ -17,7 +17,7 @@ from streamrl.monitor.events import Event, read_events
 from streamrl.monitor.metrics_log import read_metrics
 from streamrl.monitor.summary import Summary
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run

@@ -12,7 +12,7 @@ from rich.console import Console
 from streamrl.cli import main
 from streamrl.config import StreamRLConfig, to_yaml
 from streamrl.monitor.summary import Summary
-from streamrl.rollout.virtual_clock import run_virtual
+from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run, status_of

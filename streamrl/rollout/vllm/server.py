@@ -35,10 +35,10 @@ from agent_loop.llm.protocol import (
     since,
 )
 from streamrl.rollout.events import Reporter, ServerEvents
+from streamrl.rollout.expected_weights import ExpectedWeights
 from streamrl.rollout.requests import check_request
-from streamrl.rollout.vllm_calls import TEMPERATURES, Cache, VllmCalls
-from streamrl.rollout.vllm_options import VllmOptions, engine_args, environment
-from streamrl.rollout.vllm_weights import ExpectedWeights
+from streamrl.rollout.vllm.calls import TEMPERATURES, Cache, VllmCalls
+from streamrl.rollout.vllm.options import VllmOptions, engine_args, environment
 from streamrl.weight_sync import WeightsMissing, WeightStore
 
 if TYPE_CHECKING:

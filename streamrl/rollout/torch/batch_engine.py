@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from agent_loop.llm.protocol import Generation, SamplingParams, StopReason
-from streamrl.rollout.decoder import Decoder, bytes_per_token
-from streamrl.rollout.invariant import InvariantDecoder, sample_rows
-from streamrl.rollout.prefixes import PrefixIndex
-from streamrl.rollout.sampling import Knobs, sample
+from streamrl.rollout.torch.decoder import Decoder, bytes_per_token
+from streamrl.rollout.torch.invariant import InvariantDecoder, sample_rows
+from streamrl.rollout.torch.prefixes import PrefixIndex
+from streamrl.rollout.torch.sampling import Knobs, sample
 
 PREFILL_TOKENS = 8192
 """Padded tokens computed in one prefill pass: bounds its memory, and the time running requests stand still for it."""

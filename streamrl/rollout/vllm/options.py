@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from streamrl.rollout.vllm_worker import SERVER_PID
+from streamrl.rollout.vllm.worker import SERVER_PID
 
 if TYPE_CHECKING:
     from streamrl.rollout.replica import RolloutServerConfig
@@ -99,7 +99,7 @@ def engine_args(config: RolloutServerConfig) -> Any:
         data_parallel_size=options.data_parallel_size,
         enforce_eager=on_cpu if options.enforce_eager is None else options.enforce_eager,
         logprobs_mode="processed_logprobs",  # after temperature and cuts, as the trainer computes them
-        worker_extension_cls="streamrl.rollout.vllm_worker.WorkerExtension",
+        worker_extension_cls="streamrl.rollout.vllm.worker.WorkerExtension",
         disable_log_stats=True,
         **chosen,
     )

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad, StopReason
 from agent_loop.seeds import derive_seed
 from streamrl.rollout.events import Reporter
-from streamrl.rollout.vllm_weights import ExpectedWeights
+from streamrl.rollout.expected_weights import ExpectedWeights
 from streamrl.weight_sync import WeightError, WeightsDamaged, WeightsMissing
 
 logger = logging.getLogger(__name__)

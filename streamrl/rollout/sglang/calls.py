@@ -23,8 +23,8 @@ from typing import Any, Literal, TypeVar
 
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad, StopReason
 from streamrl.rollout.events import Reporter
-from streamrl.rollout.sglang_http import Refused, SglangHttp
-from streamrl.rollout.sglang_request import Call, added, body, new_salt, versions
+from streamrl.rollout.sglang.request import Call, added, body, new_salt, versions
+from streamrl.rollout.sglang.wire import Refused, SglangHttp
 from streamrl.weight_sync import WeightsDamaged
 
 logger = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from agent_loop.llm.protocol import (
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.noise import Streams
 from streamrl.rollout.requests import check_request, check_scored
-from streamrl.rollout.sim_script import Script, SimConfig, draw_script, score_script
-from streamrl.rollout.sim_time import EngineTime, loop_time
+from streamrl.rollout.sim.engine_time import EngineTime, loop_time
+from streamrl.rollout.sim.script import Script, SimConfig, draw_script, score_script
 from streamrl.weight_sync import WeightsDamaged, WeightStore
 
 __all__ = ["SimConfig", "SimServer"]

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 
 from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, refuse_images, since
-from streamrl.rollout.batch_engine import BatchEngine, Request
 from streamrl.rollout.events import Reporter, ServerEvents
-from streamrl.rollout.loading import load_model
 from streamrl.rollout.noise import Streams, uniforms
 from streamrl.rollout.requests import check_request, check_scored
-from streamrl.rollout.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
+from streamrl.rollout.torch.batch_engine import BatchEngine, Request
+from streamrl.rollout.torch.loading import load_model
+from streamrl.rollout.torch.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
 from streamrl.weight_sync import WeightError, WeightsMissing, WeightStore
 from streamrl.weight_sync.address import is_broadcast
 from streamrl.weight_sync.digest import weights_digest
@@ -82,7 +82,7 @@ class TorchServer:
     ) -> None:
         """Load the model, then the newest weights of `weights_dir` if there are any; ready to serve on return.
 
-        `invariant`: a request's tokens do not depend on the batch (streamrl.rollout.invariant), and one that names a
+        `invariant`: a request's tokens do not depend on the batch (streamrl.rollout.torch.invariant), and one that names a
         weight version gets it, in its turn, from `weights_dir`. Raises ValueError (path, dtype, limits),
         UnsupportedModel, WeightError, NotInvariant.
         """

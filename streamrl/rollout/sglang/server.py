@@ -39,14 +39,14 @@ from agent_loop.llm.protocol import (
 )
 from agent_loop.seeds import derive_seed
 from streamrl.rollout.events import Reporter, ServerEvents
+from streamrl.rollout.expected_weights import ExpectedWeights
 from streamrl.rollout.loop_thread import LoopThread
 from streamrl.rollout.noise import Streams
 from streamrl.rollout.requests import check_request
-from streamrl.rollout.sglang_calls import SglangCalls
-from streamrl.rollout.sglang_http import Refused, SglangHttp
-from streamrl.rollout.sglang_options import SglangOptions
-from streamrl.rollout.sglang_process import SglangProcess
-from streamrl.rollout.vllm_weights import ExpectedWeights
+from streamrl.rollout.sglang.calls import SglangCalls
+from streamrl.rollout.sglang.options import SglangOptions
+from streamrl.rollout.sglang.process import SglangProcess
+from streamrl.rollout.sglang.wire import Refused, SglangHttp
 from streamrl.rollout.weights_view import WeightsView
 from streamrl.weight_sync import WeightsMissing, WeightStore
 from streamrl.weight_sync.digest import weights_digest

@@ -1,7 +1,7 @@
 """An SGLang server as a process group of its own, which ends with this process however that ends.
 
 ```
- this process ── stdin: arguments, then a lifeline ──► sglang_child.py ── HTTP server, scheduler, workers
+ this process ── stdin: arguments, then a lifeline ──► child.py ── HTTP server, scheduler, workers
               ◄─ HTTP on loopback, with a key made here ──┘      └── log file
 ```
 """
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_loop.llm.keys import ApiKey
-from streamrl.rollout.sglang_http import SglangHttp
-from streamrl.rollout.sglang_options import SglangOptions, arguments, environment
+from streamrl.rollout.sglang.options import SglangOptions, arguments, environment
+from streamrl.rollout.sglang.wire import SglangHttp
 
 if TYPE_CHECKING:
     from streamrl.rollout.replica import RolloutServerConfig
@@ -32,7 +32,7 @@ READY_EVERY = 0.25
 """A server that starts tells nobody when it is ready; it is asked this often (seconds)."""
 TERM_SECONDS = 3.0
 """For the group to end by itself; then it is killed."""
-_CHILD = Path(__file__).with_name("sglang_child.py")
+_CHILD = Path(__file__).with_name("child.py")
 _LOG_SHOWN = 2000
 
 

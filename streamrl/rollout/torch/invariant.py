@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent_loop.llm.protocol import SamplingParams
-from streamrl.rollout.decoder import Decoder, Layer, product
-from streamrl.rollout.sampling import Knobs, sample
+from streamrl.rollout.torch.decoder import Decoder, Layer, product
+from streamrl.rollout.torch.sampling import Knobs, sample
 
 TILE = 32
 """Tokens of one pass. A multiple of the widest vector (16 floats), so that no elementwise loop has a tail."""

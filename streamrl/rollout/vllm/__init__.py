@@ -1,0 +1,1 @@
+"""vLLM: `server` (its process), `calls` (slots, versions, swaps), `worker` (what runs beside the model), `options`."""
