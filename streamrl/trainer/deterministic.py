@@ -11,7 +11,7 @@ The same for any number of servers and agent workers, and after a kill at any po
 kept, for it would come out again; what was half generated is forgotten and generated again, by the version it had,
 which the checkpoint keeps.
 
-It costs what the servers lose by turns between versions and by fixed shapes (streamrl/rollout/torch/invariant.py), and the
+It costs what the servers lose by turns between versions and by fixed shapes (rollout/torch/invariant.py), and the
 tail of a batch, which no later one may overtake. Rewards, tools and agents must give the same for the same; a session
 that ran into a time limit is not the same again.
 """

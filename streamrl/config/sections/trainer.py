@@ -99,9 +99,9 @@ class TrainerConfig:
     ckpt_keep_interval: PositiveInt | None = None
     """Those of steps that are a multiple of it stay besides, for good, also when the run goes on without the key."""
     ckpt_include_rows: Literal["auto", "always", "never"] = "auto"
-    """Whether a checkpoint also holds the rows of groups that are finished and not trained yet, for a resume whose queue
-    has lost them (with its node, or its directory), which then does not generate them again. auto: of the oldest groups
-    as many as take 1 GiB; the trainer's process holds a copy until it is written."""
+    """Whether a checkpoint also holds the rows of groups that are finished and not trained yet, for a resume whose
+    queue has lost them (with its node, or its directory), which then does not generate them again. auto: of the oldest
+    groups as many as take 1 GiB; the trainer's process holds a copy until it is written."""
     test_freq: EveryOrNever = -1
     """Steps between validations; -1 or 0: only before and after."""
     val_before_train: bool = True

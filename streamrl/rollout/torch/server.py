@@ -82,7 +82,7 @@ class TorchServer:
     ) -> None:
         """Load the model, then the newest weights of `weights_dir` if there are any; ready to serve on return.
 
-        `invariant`: a request's tokens do not depend on the batch (streamrl.rollout.torch.invariant), and one that names a
+        `invariant`: a request's tokens do not depend on the batch (invariant.py), and one that names a
         weight version gets it, in its turn, from `weights_dir`. Raises ValueError (path, dtype, limits),
         UnsupportedModel, WeightError, NotInvariant.
         """
