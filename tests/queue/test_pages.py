@@ -214,7 +214,7 @@ async def test_the_stats_of_many_partitions_come_in_parts_and_others_are_answere
     paged.step(3)
     whole = stats.result()
     assert set(whole.partitions) == {"p", *names[:-1]}
-    assert whole == paged.core._stats(paged.core.ledger.stats(0.0))
+    assert whole == paged.core._stats(paged.core.ledger.stats(0.0), 0.0)
 
 
 @pytest.mark.parametrize("count", [0, 1, CLEARED_AT_ONCE, 2 * CLEARED_AT_ONCE + 1])

@@ -28,10 +28,6 @@ def _main() -> None:
             sys.exit("no arguments on the standard input: this file is started by streamrl.rollout.sglang.process")
         line += byte
     sys.argv = ["sglang", *json.loads(line)]
-    here = os.path.dirname(
-        os.path.abspath(__file__)
-    )  # first in the path of a script, with modules that are not SGLang's
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place) != here]
     del sys.path[0]  # of this file: its neighbours would be taken for packages of the environment
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
