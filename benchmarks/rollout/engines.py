@@ -18,7 +18,8 @@ import time
 
 from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams
 from benchmarks.bars import Bar
-from streamrl.rollout.replica import RolloutServerConfig, build_server
+from streamrl.rollout.building import build_server
+from streamrl.rollout.server_config import RolloutServerConfig
 
 CALCULATOR = "examples/calculator/model"
 VOCAB, LENGTH = 256, 256

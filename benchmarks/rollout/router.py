@@ -165,7 +165,8 @@ async def death(slots: int = 32, sessions: int = 112, seconds: float = 20.0) -> 
     """`sessions` ask three servers for constant lengths without a pause; one of them is killed."""
     import ray
 
-    from streamrl.rollout.replica import RolloutServerConfig, start_ray_servers
+    from streamrl.rollout.replica import start_ray_servers
+    from streamrl.rollout.server_config import RolloutServerConfig
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     sim = {"token_seconds": SURVIVORS_TOKEN_SECONDS, "response_tokens_mean": 150, "response_tokens_sigma": 0.5}

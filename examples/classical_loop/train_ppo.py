@@ -33,7 +33,7 @@ from streamrl.config import StreamRLConfig, load_config
 from streamrl.data import PromptDataset, train_dataset
 from streamrl.errors import ConfigError, UserError, one_line
 from streamrl.protocol import DataProto
-from streamrl.rollout.replica import RolloutServerConfig
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.runtime.settings import agent_worker
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup, RayWorkerGroup, ResourcePool, WorkerGroup
 from streamrl.workers.actor import ActorWorker

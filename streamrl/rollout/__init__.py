@@ -5,7 +5,8 @@
     sglang/    an SGLang process of another environment, over HTTP
     sim/       no model: slots, latencies and failures, on the event loop's clock, real or virtual
 
-    replica    how a server is built from its config and run, in process or as a Ray actor
+    building   a server from its `server_config`, in this process
+    replica    the same as a Ray actor, which comes back when it dies
     manager    all servers of a run as one: weight updates, sleep, loads
     fleet      servers that join, drain and leave a running job; limits, fleet_api (over HTTP)
 

@@ -1,7 +1,6 @@
-"""How an LLM server is built from its config and run: in this process, or as a Ray actor that comes back when it dies.
+"""LLM servers as Ray actors, which come back when they die.
 
 ```
- build_server(config) ──► TorchServer | SimServer | what register_server named        in this process
  start_ray_servers({name: config}) ──► {name: RayServerHandle} ── RayLLMServer(config) one process each
 ```
 
@@ -13,18 +12,17 @@ functions here, and by nobody else in this package.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from agent_loop.llm.protocol import CannotScore, Generation, LLMServer, SamplingParams, Scores, ServerDied, ServerLoad
-from agent_loop.plugins import is_path_spec, load_from_file
+from agent_loop.llm.protocol import CannotScore, Generation, SamplingParams, Scores, ServerDied, ServerLoad
+from streamrl.rollout.building import build_server
 from streamrl.rollout.events import ServerEvents
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.weight_sync import WeightError, WeightInfo, WeightStore
 
 logger = logging.getLogger(__name__)
@@ -41,105 +39,6 @@ LAST_WORDS_SECONDS = 0.2
 """Between the death of an engine and the end of its process: its callers' answers are on their way."""
 CONCURRENT_CALLS = 1000
 """Calls that one actor has open at a time; it must exceed every waiting request plus the health checks."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutServerConfig:
-    """One server. `weights_dir` None serves the model as it is saved; `events_dir` None reports nothing."""
-
-    name: str = "torch"
-    """Which kind: "torch", "vllm", "sglang", "sim", a name given to `register_server`, or `path/to/file.py:builder`."""
-    model_path: str = ""
-    weights_dir: str | None = None
-    awaits_weights: bool = False
-    """As a Ray actor it serves nobody before it was given a version: it cannot find one by itself (collective)."""
-    max_num_seqs: int = 64
-    max_model_len: int = 1024
-    max_score_tokens: int = 8192
-    """Tokens of one pass in which rows are scored (torch)."""
-    device: str = "cpu"
-    dtype: str = "float32"
-    seed: int = 0
-    sim: Any = None
-    """A SimConfig, or a mapping or config section with some of its fields."""
-    vllm: Any = None
-    """A VllmOptions, or a mapping with some of its fields."""
-    sglang: Any = None
-    """An SglangOptions, or a mapping with some of its fields."""
-    server: str = "server-0"
-    """The name by which events and loads tell this server from others."""
-    events_dir: str | None = None
-    invariant: bool = False
-    """A request's tokens do not depend on the batch, and it may name the weight version that samples it."""
-
-
-Builder = Callable[[RolloutServerConfig, ServerEvents | None], LLMServer]
-
-
-def _torch(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
-    from streamrl.rollout.torch.server import TorchServer
-
-    return TorchServer(
-        config.model_path,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        max_score_tokens=config.max_score_tokens,
-        device=config.device,
-        dtype=config.dtype,
-        seed=config.seed,
-        weights_dir=config.weights_dir,
-        server=config.server,
-        events=events,
-        invariant=config.invariant,
-    )
-
-
-def _sim(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
-    from streamrl.rollout.sim.server import SimConfig, SimServer
-
-    model = Path(config.model_path) / "config.json"
-    defaults = (
-        {"vocab_size": json.loads(model.read_text())["vocab_size"]} if config.model_path and model.is_file() else {}
-    )
-    return SimServer(
-        SimConfig.of(config.sim, **defaults),
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        seed=config.seed,
-        weights_dir=config.weights_dir,
-        server=config.server,
-        events=events,
-    )
-
-
-def _vllm(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
-    from streamrl.rollout.vllm.server import VllmServer
-
-    return VllmServer(config, events)
-
-
-def _sglang(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
-    from streamrl.rollout.sglang.server import SglangServer
-
-    return SglangServer(config, events)
-
-
-_BUILDERS: dict[str, Builder] = {"torch": _torch, "vllm": _vllm, "sglang": _sglang, "sim": _sim}
-
-
-def register_server(name: str, builder: Builder) -> None:
-    """Make a further kind of server buildable by name, in this process."""
-    _BUILDERS[name] = builder
-
-
-def build_server(config: RolloutServerConfig, events: ServerEvents | None = None) -> LLMServer:
-    """A server ready to serve, with the newest weights. Raises ValueError for a config that cannot be."""
-    builder = load_from_file(config.name, "LLM server") if is_path_spec(config.name) else _BUILDERS.get(config.name)
-    if builder is None:
-        raise ValueError(
-            f"rollout.name {config.name!r}: there is no such server; known are {', '.join(sorted(_BUILDERS))}"
-        )
-    return builder(config, events)
 
 
 class RayLLMServer:

@@ -21,8 +21,8 @@ from streamrl.data import train_dataset, val_dataset
 from streamrl.monitor.events import EventLog
 from streamrl.recording.record import open_recording
 from streamrl.recording.replay import NoServers, ReplayAgents
+from streamrl.rollout.building import build_server
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.replica import build_server
 from streamrl.runtime import settings
 from streamrl.runtime.failures import queue_failed
 from streamrl.runtime.run_dir import RunDirectory

@@ -25,7 +25,8 @@ from streamrl.recording.replay import NoServers, ReplayAgents
 from streamrl.rollout.fleet import Fleet
 from streamrl.rollout.fleet_api import FleetApi
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start_ray_servers
+from streamrl.rollout.replica import RayServerHandle, start_ray_servers
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.runtime import settings
 from streamrl.runtime.agent_actors import RaySpawner
 from streamrl.runtime.failures import queue_failed

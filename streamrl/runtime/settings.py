@@ -18,7 +18,7 @@ from streamrl.weight_sync.leftovers import PREFIX
 
 if TYPE_CHECKING:
     from streamrl.rollout.manager import SyncPolicy
-    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.rollout.server_config import RolloutServerConfig
 
 RANK_START_SECONDS = 180.0
 """Ranks import torch and load the model; on a busy machine of two cores that takes a while."""
@@ -106,7 +106,7 @@ def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> Work
 
 
 def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> RolloutServerConfig:
-    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.rollout.server_config import RolloutServerConfig
 
     rollout, data = config.actor_rollout_ref.rollout, config.data
     seed = config.trainer.seed if rollout.seed is None else rollout.seed
@@ -141,7 +141,7 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
 
 def teacher_servers(config: StreamRLConfig, run: RunDirectory) -> dict[str, RolloutServerConfig]:
     """By name; none where the ranks hold the teacher, or there is none. They serve their model as it is saved."""
-    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.rollout.server_config import RolloutServerConfig
 
     rollout, teacher = config.actor_rollout_ref.rollout, config.distillation.teacher_model
     if not config.distillation.on_servers:

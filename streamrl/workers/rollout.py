@@ -22,7 +22,8 @@ from agent_loop.session import session_sampling
 from agent_loop.tools.base import load_tool
 from agent_loop.trajectory import Trajectory
 from agent_loop.worker import WorkerConfig
-from streamrl.rollout.replica import RolloutServerConfig, build_server
+from streamrl.rollout.building import build_server
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.single_controller.data_proto import DataProto
 from streamrl.single_controller.decorator import Dispatch, register
 from streamrl.single_controller.worker import RankInfo, Worker

@@ -78,7 +78,7 @@ def other_weights(tmp_path: Path) -> Any:
 def vllm_engine(model_dirs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A `KeptEngine` with the model "wide"; skips where vLLM is not installed."""
     pytest.importorskip("vllm", reason="vLLM is not installed (make vllm)")
-    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.rollout.server_config import RolloutServerConfig
     from streamrl.weight_sync import WeightStore
     from tests.rollout.kept_vllm import KeptEngine
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamrl.rollout.loop_thread import LoopThread
-from streamrl.rollout.replica import RolloutServerConfig
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.sglang.options import SglangOptions
 from streamrl.rollout.sglang.process import SglangProcess
 from streamrl.rollout.weights_view import WeightsView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamrl.rollout.replica import RolloutServerConfig
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.vllm.server import Engine, VllmServer
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from agent_loop.llm.client import RoutedClient
 from agent_loop.llm.protocol import SamplingParams
-from streamrl.rollout.replica import RolloutServerConfig, start_ray_servers
+from streamrl.rollout.replica import start_ray_servers
+from streamrl.rollout.server_config import RolloutServerConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 ROOT = str(Path(__file__).parents[2])

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from agent_loop.llm.protocol import SamplingParams
+from streamrl.rollout.building import build_server
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.replica import RayLLMServer, RolloutServerConfig, build_server
+from streamrl.rollout.replica import RayLLMServer
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.sim.server import SimConfig, SimServer
 from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightInfo, WeightsMismatch, WeightStore

@@ -8,9 +8,10 @@ import pytest
 
 from agent_loop.llm.protocol import LLMServer
 from agent_loop.plugins import PluginError
-from streamrl.rollout import replica
+from streamrl.rollout import building
+from streamrl.rollout.building import build_server, register_server
 from streamrl.rollout.events import ServerEvents
-from streamrl.rollout.replica import RolloutServerConfig, build_server, register_server
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.sim.server import SimServer
 
 OWN = """
@@ -34,7 +35,7 @@ async def test_a_file_of_ones_own_builds_the_server(tmp_path: Path) -> None:
 
 
 async def test_a_registered_kind_is_built_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "_BUILDERS", dict(replica._BUILDERS))
+    monkeypatch.setattr(building, "_BUILDERS", dict(building._BUILDERS))
 
     def build(config: RolloutServerConfig, events: ServerEvents | None) -> LLMServer:
         return SimServer(max_num_seqs=config.max_num_seqs)

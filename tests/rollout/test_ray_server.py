@@ -18,7 +18,8 @@ from agent_loop.llm.protocol import ContextOverflow, SamplingParams, Scores, Ser
 from streamrl.monitor.events import read_events
 from streamrl.rollout.fleet import Fleet
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start_ray_servers
+from streamrl.rollout.replica import RayServerHandle, start_ray_servers
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.weight_sync import WeightInfo, WeightStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from agent_loop.llm.protocol import SamplingParams, ServerDied
-from streamrl.rollout.replica import RolloutServerConfig, build_server
+from streamrl.rollout.building import build_server
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.sglang.options import SglangOptions, arguments, environment
 from streamrl.rollout.sglang.server import SglangServer
 from streamrl.weight_sync import WeightsDamaged, WeightsMismatch, WeightsMissing, WeightStore

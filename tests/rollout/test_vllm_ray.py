@@ -13,7 +13,8 @@ import pytest
 
 from agent_loop.llm.protocol import ContextOverflow, SamplingParams, ServerDied
 from streamrl.rollout.manager import LLMServerManager
-from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start_ray_servers
+from streamrl.rollout.replica import RayServerHandle, start_ray_servers
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.weight_sync import WeightStore
 from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.shared_memory import read_weights

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from agent_loop.llm.protocol import CannotScore, SamplingParams, ServerDied
-from streamrl.rollout.replica import RolloutServerConfig, build_server
+from streamrl.rollout.building import build_server
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.torch.sampling import Knobs, _cut
 from streamrl.rollout.vllm.calls import Call, engine_sampling
 from streamrl.rollout.vllm.options import check_engine_kwargs

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from agent_loop.llm.protocol import SamplingParams, ServerDied
+from streamrl.rollout.building import build_server
 from streamrl.rollout.manager import LLMServerManager, SyncPolicy
-from streamrl.rollout.replica import RolloutServerConfig, build_server
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.sim.server import SimConfig, SimServer, UpdateFailure
 from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMismatch, WeightStore

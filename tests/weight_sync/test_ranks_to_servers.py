@@ -14,7 +14,8 @@ import pytest
 
 from agent_loop.llm.protocol import SamplingParams
 from streamrl.rollout.manager import LLMServerManager, SyncPolicy
-from streamrl.rollout.replica import RayServerHandle, RolloutServerConfig, start_ray_servers
+from streamrl.rollout.replica import RayServerHandle, start_ray_servers
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.single_controller import ClassWithInitArgs, Dispatch, ResourcePool, WorkerGroup, register
 from streamrl.weight_sync import WeightInfo, WeightStore
 from streamrl.weight_sync.digest import weights_digest

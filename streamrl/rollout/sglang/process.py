@@ -26,7 +26,7 @@ from streamrl.rollout.sglang.options import SglangOptions, arguments, environmen
 from streamrl.rollout.sglang.wire import SglangHttp
 
 if TYPE_CHECKING:
-    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.rollout.server_config import RolloutServerConfig
 
 READY_EVERY = 0.25
 """A server that starts tells nobody when it is ready; it is asked this often (seconds)."""

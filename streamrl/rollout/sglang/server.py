@@ -53,7 +53,7 @@ from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.shared_memory import read_weights
 
 if TYPE_CHECKING:
-    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.rollout.server_config import RolloutServerConfig
 
 T = TypeVar("T")
 

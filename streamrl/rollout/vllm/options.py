@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from streamrl.rollout.vllm.worker import SERVER_PID
 
 if TYPE_CHECKING:
-    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.rollout.server_config import RolloutServerConfig
 
 CPU_CACHE_BYTES = 256 << 20
 """KV cache on a CPU unless told otherwise: vLLM touches all of it, and would ask for most of the machine."""

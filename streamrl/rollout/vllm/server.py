@@ -42,7 +42,7 @@ from streamrl.rollout.vllm.options import VllmOptions, engine_args, environment
 from streamrl.weight_sync import WeightsMissing, WeightStore
 
 if TYPE_CHECKING:
-    from streamrl.rollout.replica import RolloutServerConfig
+    from streamrl.rollout.server_config import RolloutServerConfig
 
 T = TypeVar("T")
 
