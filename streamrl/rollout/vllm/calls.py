@@ -112,6 +112,8 @@ class VllmCalls:
         """The weights are lost."""
         self._expected, self._report, self._cache = expected, report, cache
         self._digest: str | None = None
+        self.reload_seconds = 0.0
+        """Of the last swap, vLLM's own part: its reload of tensors in memory."""
         self._tokens = 0
         self._last_token = self._busy_from = time.monotonic()
 
@@ -205,7 +207,7 @@ class VllmCalls:
             found: list[list[str]] = await self._engine_call(
                 self.engine.collective_rpc("load_published_weights", args=(path,))
             )
-            kinds = {kind for kind, _ in found}
+            kinds = {kind for kind, *_ in found}
             if kinds != {"loaded"}:
                 if "loaded" in kinds:
                     raise self.fail(f"some workers have loaded {path} and others have not: {found}")
@@ -213,6 +215,7 @@ class VllmCalls:
                 raise _REFUSALS[kind](message)
             await self.stamp(version)
             self._digest, self._blank = found[0][1], False
+            self.reload_seconds = max(float(seconds) for *_, seconds in found)
             self._report.weights(began, time.monotonic(), version)
 
     async def stamp(self, version: int) -> None:

@@ -163,6 +163,11 @@ class VllmServer:
     async def wake_up(self) -> None:
         await self._on_engine(self._calls.wake_up())
 
+    @property
+    def reload_seconds(self) -> float:
+        """Of the last swap, vLLM's own part: its reload of tensors that are in memory."""
+        return self._calls.reload_seconds
+
     async def load(self) -> ServerLoad:
         """Raises ServerDied if the engine has failed, is closed, or hangs."""
 

@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import threading
+import time
 from typing import Any
 
 SERVER_PID = "STREAMRL_VLLM_SERVER_PID"
@@ -24,7 +25,8 @@ class WorkerExtension:
     """Nothing is raised for weights that were refused before anything was overwritten: the server decides."""
 
     def load_published_weights(self, path: str) -> list[str]:
-        """["loaded", digest], or ["WeightsMissing" | "WeightsDamaged", message] and the old weights stay."""
+        """["loaded", digest, seconds of vLLM's own part], or ["WeightsMissing" | "WeightsDamaged", message] and the old
+        weights stay."""
         from streamrl.weight_sync import WeightError
         from streamrl.weight_sync.digest import weights_digest
         from streamrl.weight_sync.shared_memory import read_weights
@@ -35,10 +37,11 @@ class WorkerExtension:
         except WeightError as error:
             return [type(error).__name__, str(error)]
         worker: Any = self
+        began = time.monotonic()
         worker.reload_weights(weights_iterator=iter(tensors.items()))
         if worker.device.type == "cpu" and worker.model_config.hf_text_config.tie_word_embeddings:
             _pack_heads(worker.model_runner.get_model())
-        return ["loaded", digest]
+        return ["loaded", digest, repr(time.monotonic() - began)]
 
 
 def _pack_heads(model: Any) -> None:
