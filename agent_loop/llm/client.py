@@ -59,7 +59,7 @@ class RoutedClient:
         """Held by the suspect that is under way and has yet to show a token."""
         self._died_with: dict[str, tuple[int, int]] = {}
         """By server, at its last death: calls that were open beside the first that noticed it; suspects in all."""
-        self._probes = Probes(self.router, self._patience, self._line.pump, self._look_after)
+        self._probes = Probes(self.router, self._patience, self._awake, self._line.pump, self._look_after)
         self._aborts: set[asyncio.Task[Any]] = set()
         self._prefix = secrets.token_hex(4)
         self._requests = 0

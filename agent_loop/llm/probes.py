@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.protocol import LLMServer
 from agent_loop.llm.retry import Patience
 from agent_loop.llm.router import Router
@@ -20,11 +21,13 @@ class Probes:
     """Invariant: one probe per server at most, and none of a server that is in service."""
 
     def __init__(
-        self, router: Router, patience: Patience, on_back: Callable[[], None],
+        self, router: Router, patience: Patience, awake: AwakeTime, on_back: Callable[[], None],
         on_task: Callable[[asyncio.Task[None]], None],
     ) -> None:  # fmt: skip
-        """`on_back()` after a re-admission; `on_task(task)` for each that was started, so that it is looked after."""
-        self._router, self._patience, self._on_back, self._on_task = router, patience, on_back, on_task
+        """`awake` knows whether all servers sleep: one that is awake then is not in service. `on_back()` after a
+        re-admission; `on_task(task)` for each that was started, so that it is looked after."""
+        self._router, self._patience, self._awake = router, patience, awake
+        self._on_back, self._on_task = on_back, on_task
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -57,6 +60,9 @@ class Probes:
                     load = await server.load()
             except (ConnectionError, TimeoutError) as error:
                 router.servers[name].reason = f"health check: {error or type(error).__name__}"
+                continue
+            if self._awake.asleep and not load.asleep:  # training has its device; the next beat lets it fall asleep
+                router.servers[name].reason = "it came back awake while all servers sleep"
                 continue
             if router.readmit(name, load.weight_version):
                 logger.info("LLM server %s is back at weight version %d", name, load.weight_version)

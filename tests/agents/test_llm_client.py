@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
+from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.client import NoServer, Patience, PoisonRequest, RoutedClient
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import MeteredClient
@@ -252,6 +254,29 @@ def test_a_probe_that_breaks_reaches_the_caller() -> None:
         client = RoutedClient({"a": Broken(counting, dead=True)}, patience=QUICK)
         with pytest.raises(RuntimeError, match="probe-a, which looks after an LLM server, broke"):
             await client.generate(PROMPT, SamplingParams(20), session="s")
+        await client.close()
+
+    run_virtual(main())
+
+
+def test_a_server_that_comes_back_awake_while_all_sleep_gets_nothing_until_it_sleeps_too() -> None:
+    class Comes(FakeServer):
+        asleep = False
+
+        async def load(self):
+            return replace(await super().load(), asleep=self.asleep)
+
+    async def main() -> None:
+        server, awake = Comes(counting, dead=True), AwakeTime()
+        client = RoutedClient({"a": server}, patience=QUICK, awake=awake)
+        request = asyncio.ensure_future(client.generate(PROMPT, SamplingParams(20), session="s"))
+        await asyncio.sleep(0.01)
+        awake.tell(asleep=True)
+        server.dead = False
+        await asyncio.sleep(QUICK.healthy / 2)
+        assert client.router.out()["a"] == "it came back awake while all servers sleep"
+        server.asleep = True
+        await request
         await client.close()
 
     run_virtual(main())
