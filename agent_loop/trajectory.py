@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -66,6 +67,8 @@ class Trajectory:
         _check_ints("prompt token", self.prompt_ids, 0)
         _check_ints("response token", self.response_ids, 0)
         _check_ints("weight version of response token", self.weight_versions, -1)
+        if self._usual():
+            return
         for i, (mask, version) in enumerate(zip(self.response_mask, self.weight_versions, strict=True)):
             if mask not in (0, 1) or (mask == 1) != (version >= 0):
                 raise ValueError(f"response token {i}: mask {mask} with weight version {version}")
@@ -74,7 +77,18 @@ class Trajectory:
                 raise ValueError(f"response token {i}: log-prob {log_prob}; it must be finite and at most 0")
 
 
+    def _usual(self) -> bool:
+        """Whether masks, versions and log-probs are right, by looks at all of them at once; else each is looked at."""
+        sampled = [version >= 0 for version in self.weight_versions]
+        if not set(zip(self.response_mask, sampled, strict=True)) <= {(0, False), (1, True)}:
+            return False
+        low, high = min(self.rollout_log_probs), max(self.rollout_log_probs)
+        return low >= -MAX_LOG_PROB_SIZE and high <= MAX_LOG_PROB and not math.isnan(sum(self.rollout_log_probs))
+
+
 def _check_ints(what: str, values: list[int], least: int) -> None:
+    if set(map(type, values)) == {int} and least <= min(values) and max(values) < 2**31:
+        return
     for i, value in enumerate(values):
         if not (type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))):
             raise ValueError(f"{what} {i} is {reprlib.repr(value)}, a {type(value).__name__}; it must be an integer")

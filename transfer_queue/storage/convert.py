@@ -16,6 +16,8 @@ from transfer_queue.storage.tensors import why_not_storable
 
 _OBJECT_STACKS = frozenset({"NonTensorStack", "NonTensorData", "LinkedList"})
 
+_NO_ARRAYS = frozenset({dict, list, str, int, float, bool, type(None)})
+
 PARTS_AT_ONCE = 1 << 16
 """Parts of objects that are packed on the event loop: a few ms if they are plain, some tens if they hold tuples."""
 
@@ -47,6 +49,8 @@ def as_column(field: str, values: Any, parts: int = MAX_PARTS) -> Column:
     if isinstance(values, Column):
         return values
     try:
+        if type(values) is list:  # what most are
+            return _from_list(field, values, parts)
         if isinstance(values, np.ndarray):
             return _from_array(field, values, parts)
         if is_tensor(values):
@@ -88,6 +92,8 @@ def _from_array(field: str, array: np.ndarray, parts: int) -> Column:
 
 
 def _from_list(field: str, rows: Sequence[Any], parts: int) -> Column:
+    if rows and type(rows[0]) in _NO_ARRAYS:
+        return Column.objects(rows, field=field, parts=parts)
     if rows and all(type(row) is np.ndarray and row.ndim and row.dtype.kind in "biufc" for row in rows):
         first = rows[0]
         if all(row.dtype == first.dtype and row.shape[1:] == first.shape[1:] for row in rows):
