@@ -1,7 +1,8 @@
 """A user's blocking function beside the event loop, in a thread that nothing waits for.
 
 `asyncio.to_thread` runs it in a pool whose threads are joined at exit: one function that hangs keeps the process for
-ever. Here every call has a daemon thread of its own, so one that hangs neither holds up the others nor the exit.
+ever. Here every call has a daemon thread to itself, so one that hangs neither holds up the others nor the exit. Threads
+that are done wait for the next call: starting one takes longer than most functions.
 """
 
 from __future__ import annotations
@@ -9,11 +10,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import TypeVar
 
 T = TypeVar("T")
+
+MAX_IDLE = 8
+"""Threads that wait for the next call; further ones end."""
+
+
+class _Thread:
+    """A daemon thread that runs one function after the other."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[tuple[Callable[[], None], str]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def give(self, function: Callable[[], None], name: str) -> None:
+        self._work.put((function, name))
+
+    def _run(self) -> None:
+        while True:
+            function, self._thread.name = self._work.get()
+            function()
+            del function  # and what it holds
+            if len(_idle) >= MAX_IDLE:
+                return
+            _idle.append(self)
+
+
+_idle: deque[_Thread] = deque()
+os.register_at_fork(after_in_child=_idle.clear)  # threads stay behind
 
 
 async def in_daemon_thread(function: Callable[[], T], name: str = "user code") -> T:
@@ -45,5 +77,9 @@ async def in_daemon_thread(function: Callable[[], T], name: str = "user code") -
         else:
             deliver(lambda: answer.set_result(result))
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        thread = _idle.pop()
+    except IndexError:
+        thread = _Thread()
+    thread.give(run, name)
     return await answer

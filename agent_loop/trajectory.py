@@ -76,7 +76,6 @@ class Trajectory:
             if not -MAX_LOG_PROB_SIZE <= log_prob <= (MAX_LOG_PROB if mask else MAX_LOG_PROB_SIZE):
                 raise ValueError(f"response token {i}: log-prob {log_prob}; it must be finite and at most 0")
 
-
     def _usual(self) -> bool:
         """Whether masks, versions and log-probs are right, by looks at all of them at once; else each is looked at."""
         sampled = [version >= 0 for version in self.weight_versions]
