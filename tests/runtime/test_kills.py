@@ -1,4 +1,4 @@
-"""Runs killed at any instruction, in forks that cost no start of Python: see benchmarks/resume.py."""
+"""Runs killed at any instruction, in forks that cost no start of Python: see benchmarks/resume."""
 
 from __future__ import annotations
 

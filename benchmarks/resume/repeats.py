@@ -1,5 +1,4 @@
-"""The deterministic part of benchmarks.resume: runs that are killed at any instruction end with the bits of one that
-was not.
+"""The deterministic part: runs that are killed at any instruction end with the bits of one that was not.
 
 Each life is a fork that ends after a random amount of CPU time, as there; but the model is real, and everything is
 compared: weights, optimizer, generators, batches, metrics and validations.
@@ -16,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.bars import Bar
+from benchmarks.resume.life import life
 from tests.runtime.jobs import Job
 from tests.runtime.results import result
 
@@ -44,7 +44,6 @@ def servers(count: int) -> tuple[str, str]:
 def deterministic(seed: int, kills: int) -> list[Bar]:
     """Runs of 1, 2 and 4 servers and agent workers, and of one each killed again and again, until there were so many
     kills, against the first."""
-    from benchmarks.resume import life
     from streamrl.cli import _checked
     from streamrl.trainer.batch_log import read_batch_log
 
