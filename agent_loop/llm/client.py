@@ -160,6 +160,8 @@ class RoutedClient:
                 self._probes.start(name, self._servers[name])
         for name in news.draining:
             self.router.drain(name)
+        for name in self.router.draining() - news.draining:
+            self.router.undrain(name)
         self._awake.tell(news.asleep)
         self.router.hear(news.servers, news.routers)
         self._line.pump()

@@ -1,6 +1,6 @@
 """Which LLM server takes the next request: a state machine without I/O.
 
-    out ──readmit(version ≥ current)──► probation ──first tokens (observe, served)──► serving ──drain──► draining
+    out ──readmit(version ≥ current)──► probation ──first tokens (observe, served)──► serving ◄─(un)drain─► draining
      ▲                                      │                                            │
      └──────────── fail(ticket), eject ─────┴────────────────────────────────────────────┘
 
@@ -237,6 +237,12 @@ class Router:
             state.status, state.reason = "draining", "it is drained"
             self._weigh(state)
 
+    def undrain(self, server: str) -> None:
+        """A drained server gets requests again; any other one stays what it is."""
+        if (state := self.servers.get(server)) is not None and state.status == "draining":
+            state.status, state.reason = "serving", ""
+            self._weigh(state)
+
     def reserve(self, servers: Iterable[str]) -> None:
         """From now on these, and no others, are reserved. What is in flight there goes on."""
         self._reserved = frozenset(servers)
@@ -338,6 +344,9 @@ class Router:
     def out(self) -> dict[str, str]:
         """The servers that are out, and why."""
         return {name: state.reason for name, state in self.servers.items() if state.status == "out"}
+
+    def draining(self) -> set[str]:
+        return {name for name, state in self.servers.items() if state.status == "draining"}
 
     def any_in_service(self) -> bool:
         return any(state.in_service for state in self.servers.values())

@@ -155,6 +155,12 @@ class Fleet:
         async with self._changing:
             await self._drain(name, deadline)
 
+    async def undrain(self, name: str) -> None:
+        """It gets requests again, from now on; a drain or a removal of it that is under way is broken off. Raises
+        FleetError."""
+        self._member(name).draining = False
+        await self.beat()
+
     async def remove(self, name: str, *, deadline: float = DRAIN_SECONDS) -> None:
         """Drain it, forget it, end its process. Raises FleetError."""
         async with self._changing:
@@ -180,9 +186,7 @@ class Fleet:
         logger.info("LLM server %s has joined", name)
 
     async def _drain(self, name: str, deadline: float) -> None:
-        member = self._members.get(name)
-        if member is None:
-            raise FleetError(f"there is no server {name}; there are {', '.join(sorted(self._members))}")
+        member = self._member(name)
         others = [n for n, m in self._members.items() if n != name and not m.out and not m.draining]
         if not others:
             raise FleetError(f"{name} is the last server in service: add another one first")
@@ -192,12 +196,21 @@ class Fleet:
         ends_at = moves_at + MOVE_SECONDS
         await self.beat()
         while left := self._requests(name):
+            if not member.draining:
+                raise FleetError(f"{name} was undrained meanwhile, and keeps the {left} requests it has")
             if clock() >= ends_at:
                 raise FleetError(f"{left} requests of {name} neither ended nor could be moved; it stays drained")
             if clock() >= moves_at:
                 await self._move(name)
             await asyncio.sleep(min(BEAT_SECONDS, max(0.05, moves_at - clock())))
             await self.beat()
+        if not member.draining:
+            raise FleetError(f"{name} was undrained meanwhile")
+
+    def _member(self, name: str) -> _Member:
+        if (member := self._members.get(name)) is None:
+            raise FleetError(f"there is no server {name}; there are {', '.join(sorted(self._members))}")
+        return member
 
     async def _move(self, name: str) -> None:
         """Ends its requests with the tokens they have; their clients continue elsewhere."""

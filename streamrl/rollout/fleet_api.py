@@ -3,6 +3,7 @@
     GET    /servers                    {"servers": [{"name": "server-0", "status": "serving", ...}]}
     POST   /servers                    {"name": null}         one more server of the run's kind
     POST   /servers/NAME/drain         {"deadline": 60}       no new requests; answers when none is left
+    POST   /servers/NAME/undrain       {}                     it gets requests again
     DELETE /servers/NAME?deadline=60                          drained, then ended
 
 The key lies in the run directory (`servers.key`, mode 0600), the address beside it (`servers.endpoint`); both go with
@@ -47,6 +48,10 @@ class AddServer(msgspec.Struct, forbid_unknown_fields=True):
 
 class DrainServer(msgspec.Struct, forbid_unknown_fields=True):
     deadline: Deadline = DRAIN_SECONDS
+
+
+class UndrainServer(msgspec.Struct, forbid_unknown_fields=True):
+    pass
 
 
 class FleetApi:
@@ -112,9 +117,12 @@ class _Handler(KeyedHandler):
             if verb == "drain":
                 deadline = msgspec.json.decode(body, type=DrainServer).deadline
                 return self._do(self._drain(name, deadline), deadline + 2 * MOVE_SECONDS)
+            if verb == "undrain":
+                msgspec.json.decode(body, type=UndrainServer)
+                return self._do(self._undrain(name), MOVE_SECONDS)
         except (ValueError, OSError) as error:  # msgspec's errors are ValueErrors
             return self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-        return self._refuse(HTTPStatus.NOT_FOUND, "there are POST /servers and POST /servers/NAME/drain")
+        return self._refuse(HTTPStatus.NOT_FOUND, "there are POST /servers, and /servers/NAME/drain or undrain")
 
     def do_DELETE(self) -> None:
         name, verb = self._place(self.path) or ("", "")
@@ -136,6 +144,10 @@ class _Handler(KeyedHandler):
     async def _drain(self, name: str, deadline: float) -> dict[str, Any]:
         await self.server.fleet.drain(name, deadline=deadline)
         return {"drained": name}
+
+    async def _undrain(self, name: str) -> dict[str, Any]:
+        await self.server.fleet.undrain(name)
+        return {"undrained": name}
 
     async def _remove(self, name: str, deadline: float) -> dict[str, Any]:
         await self.server.fleet.remove(name, deadline=deadline)

@@ -1,4 +1,4 @@
-"""`streamrl servers RUN_DIR list|add|remove|drain`: the LLM servers of a run that runs on this machine."""
+"""`streamrl servers RUN_DIR list|add|drain|undrain|remove`: the LLM servers of a run that runs on this machine."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
             "--deadline", type=float, default=DRAIN_SECONDS, metavar="SECONDS",
             help="then requests that have not ended go on elsewhere, with their tokens (default: %(default)g)",
         )  # fmt: skip
+    commands.add_parser("undrain", help="a drained one gets requests again").add_argument("name")
     return parser
 
 
@@ -71,6 +72,8 @@ def ask(run_dir: Path, options: argparse.Namespace) -> dict[str, Any]:
         case "drain":
             place, seconds = f"/servers/{quote(options.name, safe='')}/drain", options.deadline
             return _request(run_dir, "POST", place, {"deadline": seconds}, seconds)
+        case "undrain":
+            return _request(run_dir, "POST", f"/servers/{quote(options.name, safe='')}/undrain", {})
         case _:
             place = f"/servers/{quote(options.name, safe='')}?deadline={options.deadline}"
             return _request(run_dir, "DELETE", place, None, options.deadline)

@@ -145,6 +145,17 @@ def test_a_drained_server_gets_nothing_and_its_sessions_go_elsewhere() -> None:
     assert list(router.servers) == list({"a", "b"} - {home.server})
 
 
+def test_a_drained_server_that_is_undrained_gets_requests_and_one_that_is_out_does_not() -> None:
+    router = Router(["a", "b"])
+    router.drain("a")
+    router.undrain("a")
+    assert {held(router, f"s{i}", 10).server for i in range(2)} == {"a", "b"}
+    router.eject("b", "gone")
+    router.undrain("b")
+    assert router.draining() == set()
+    assert {held(router, f"t{i}", 10).server for i in range(4)} == {"a"}
+
+
 def test_a_reserved_server_gets_those_that_ask_for_one_and_nobody_else() -> None:
     router = Router(["a", "b", "c"])
     router.reserve(["a"])

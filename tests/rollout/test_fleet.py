@@ -157,6 +157,61 @@ def test_what_has_not_ended_by_the_deadline_of_a_drain_goes_on_elsewhere_with_it
     world.run(test())
 
 
+def test_a_drained_server_that_is_undrained_gets_requests_again() -> None:
+    world = World()
+
+    async def test() -> None:
+        await world.fleet.drain("server-0")
+        await world.generate(0, 10, "while drained")
+        assert (await world.servers["server-0"].load()).tokens_generated == 0
+        await world.fleet.undrain("server-0")
+        calls = [world.generate(i % 2, 20, f"s{i}") for i in range(8)]
+        await asyncio.sleep(1)
+        assert (await world.servers["server-0"].load()).running == 4
+        await asyncio.gather(*calls)
+        assert {row.status for row in world.fleet.rows()} == {"serving"}
+        await world.fleet.undrain("server-0")
+        with pytest.raises(FleetError, match="no server server-7; there are server-0, server-1"):
+            await world.fleet.undrain("server-7")
+
+    world.run(test())
+
+
+def test_a_removal_under_way_is_broken_off_by_undrain_and_its_requests_stay() -> None:
+    world = World()
+
+    async def test() -> None:
+        calls = [world.generate(i % 2, 200, f"s{i}") for i in range(4)]
+        await asyncio.sleep(2)
+        removal = asyncio.ensure_future(world.fleet.remove("server-0", deadline=60.0))
+        await asyncio.sleep(2)
+        await world.fleet.undrain("server-0")
+        with pytest.raises(FleetError, match="server-0 was undrained meanwhile, and keeps the 2 requests it has"):
+            await removal
+        assert sorted(world.manager.servers) == ["server-0", "server-1"]
+        await asyncio.gather(*calls)
+        assert (await world.servers["server-0"].load()).tokens_generated == 400
+
+    world.run(test())
+
+
+def test_a_dead_server_is_not_in_service_for_being_undrained() -> None:
+    world = World()
+
+    async def test() -> None:
+        await world.fleet.drain("server-0")
+        world.servers["server-0"].die()
+        await asyncio.sleep(2.5)
+        await world.fleet.undrain("server-0")
+        assert all("server-0" in listener.client.router.out() for listener in world.listeners.values())
+        world.servers["server-0"].restart()
+        await asyncio.sleep(8)
+        assert {row.status for row in world.fleet.rows()} == {"serving"}
+        assert not any(listener.client.router.out() for listener in world.listeners.values())
+
+    world.run(test())
+
+
 def test_the_last_server_in_service_is_not_drained() -> None:
     world = World()
 

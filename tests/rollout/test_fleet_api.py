@@ -60,6 +60,8 @@ def test_servers_are_listed_added_drained_and_removed(tmp_path: Path) -> None:
         assert ask("POST", "/servers", b"{}") == (200, {"added": "server-2"})
         assert ask("POST", "/servers", b'{"name": "big"}') == (200, {"added": "big"})
         assert ask("POST", "/servers/server-0/drain", b'{"deadline": 1}') == (200, {"drained": "server-0"})
+        assert ask("POST", "/servers/server-0/undrain", b"{}") == (200, {"undrained": "server-0"})
+        assert {row["status"] for row in ask("GET", "/servers")[1]["servers"]} == {"serving"}
         assert ask("DELETE", "/servers/server-1?deadline=1") == (200, {"removed": "server-1"})
         assert sorted(manager.servers) == ["big", "server-0", "server-2"]
 
@@ -100,6 +102,8 @@ def test_the_key_of_a_killed_run_is_not_used_again(tmp_path: Path) -> None:
         ("POST", "/servers", b'{"name": "server-1"}', 409, "there is a server server-1 already"),
         ("POST", "/servers/server-1/drain", b'{"deadline": -1}', 400, "deadline"),
         ("POST", "/servers/none/drain", b"{}", 409, "there is no server none; there are server-0, server-1"),
+        ("POST", "/servers/none/undrain", b"", 409, "there is no server none; there are server-0, server-1"),
+        ("POST", "/servers/server-1/undrain", b'{"deadline": 1}', 400, "unknown field `deadline`"),
         ("DELETE", "/servers/server-1?deadline=soon", None, 400, "deadline"),
         ("GET", "/servers/server-1", None, 404, "GET /servers"),
     ],
@@ -119,11 +123,13 @@ def test_the_command_line_lists_and_changes_servers(tmp_path: Path, capsys: pyte
         assert main([str(directory), "add"]) == 0
         assert main([str(directory), "remove", "server-0", "--deadline", "1"]) == 0
         assert main([str(directory), "drain", "server-9"]) == 1
+        assert main([str(directory), "drain", "server-1", "--deadline", "1"]) == 0
+        assert main([str(directory), "undrain", "server-1"]) == 0
         assert main([str(directory), "list"]) == 0
 
     serving(test, tmp_path)
     told = capsys.readouterr()
-    assert "added server-2\nremoved server-0\n" in told.out
+    assert "added server-2\nremoved server-0\ndrained server-1\nundrained server-1\n" in told.out
     assert "server-1" in told.out
     assert "error: there is no server server-9" in told.err
     assert main([str(tmp_path), "list"]) == 2
