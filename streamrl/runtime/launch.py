@@ -12,13 +12,14 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Console
 
 from streamrl.config import StreamRLConfig
 from streamrl.errors import DamagedFileError, UserError
 from streamrl.monitor.events import EventLog
 from streamrl.monitor.metrics_log import read_metrics
-from streamrl.monitor.summary import Summary, print_summary, write_summary
+from streamrl.monitor.summary import Summary, print_summary, read_summary, write_summary
 from streamrl.monitor.terminal import TerminalView
 from streamrl.runtime.failures import exit_of, explained, last_line, where_to_look
 from streamrl.runtime.interrupts import INTERRUPTS
@@ -84,8 +85,12 @@ def _seen_through(config: StreamRLConfig, run: RunDirectory, console: Console) -
 
 
 def _sum_up(run: RunDirectory, error: BaseException) -> None:
-    """The summary of a run that ended by `error`, unless it has one."""
+    """The summary of a run that ended by `error`, unless it has one that says why."""
     if run.summary.exists():
+        with suppress(msgspec.MsgspecError, OSError):  # what ended the run is told, not this
+            summary = read_summary(run.path)
+            if summary.error.startswith("CancelledError"):  # its trainer knew no more than that
+                write_summary(run.path, msgspec.structs.replace(summary, error=one_line(error)))
         return
     steps = 0
     with suppress(DamagedFileError, OSError):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from streamrl.cli import main
 from streamrl.config import StreamRLConfig, to_yaml
-from streamrl.monitor.summary import Summary
+from streamrl.monitor.summary import Summary, read_summary
 from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
@@ -67,6 +67,7 @@ def test_a_job_whose_code_calls_exit_does_not_end_with_0(make_config, tmp_path: 
         assert launch(config, run, console) == 1
     assert "failed: TrainerDied: sys.exit(0) was called" in out.getvalue()
     assert status_of(run.path) == "failed"
+    assert "sys.exit(0) was called" in read_summary(run.path).error
     run.release()
     monkeypatch.setattr("streamrl.data.train_dataset", gives_up)
     assert main(["train", "experiment=calculator", *VIRTUAL, f"trainer.runs_dir={tmp_path}"]) == 2
