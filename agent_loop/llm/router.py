@@ -254,6 +254,7 @@ class Router:
         """A beat: of the servers that answered it. Tickets since then are added by `_weigh`."""
         self.routers = max(1, routers)
         newest = max((told.version for told in news.values()), default=0)
+        self.version = max(self.version, newest)
         for name, told in news.items():
             if (state := self.servers.get(name)) is None:
                 continue

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -96,14 +97,19 @@ class Fleet:
         self._told: dict[str, int] = {}
         self._changes = 0
         self._changing = asyncio.Lock()
+        self._soon = asyncio.Event()
+        manager.on_missing = self._soon.set
         self._beating = asyncio.Lock()
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Beat until cancelled: every second, and at once when a server did not take the version in service."""
         try:
             while True:
                 await self.beat()
-                await asyncio.sleep(BEAT_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_SECONDS):
+                        await self._soon.wait()
+                self._soon.clear()
         finally:
             for member in self._members.values():
                 if member.asking is not None:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from agent_loop.llm.protocol import LLMServer, ServerDied, ServerLoad
 from streamrl.rollout.together import broadcast, each_of
@@ -24,6 +24,7 @@ from streamrl.weight_sync.shared_memory import publish
 from streamrl.weight_sync.two_phase import SyncRound, TwoPhase
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 UPDATE_SECONDS = 120.0
 """For one server to load a version; it includes the decode step or the prefill under way."""
@@ -77,6 +78,8 @@ class LLMServerManager:
         self.asleep = False
         self.on_turn: Callable[[bool], None] = lambda asleep: None
         """Called with `asleep` before the servers fall asleep, and after they woke up."""
+        self.on_missing: Callable[[], None] = lambda: None
+        """Called when a version is in service that some server did not take."""
         self._turning = asyncio.Lock()
         """Held while servers fall asleep or wake up."""
         self._pinned: dict[str, LLMServer] = {}
@@ -96,10 +99,12 @@ class LLMServerManager:
             report = await self._update(info, deadline or self._policy.deadline, free)
             report.missing.update(dict.fromkeys(self._pinned, "it is pinned, and gets the newest when it is unpinned"))
             if report.in_service:
+                self._missed = info if self._pinned else None
+                self._latest = info  # before anybody can ask who is behind
+                if report.missing:
+                    self.on_missing()
                 if info.staged:
                     await asyncio.to_thread(publish, info)
-                self._missed = info if self._pinned else None
-                self._latest = info
             return report
 
     def broadcast_by(self, send: Callable[[str], Awaitable[Any]]) -> None:
@@ -150,7 +155,7 @@ class LLMServerManager:
         """A version to one server. Raises what keeps it from taking it (WeightError, ServerDied, TimeoutError)."""
         if not is_broadcast(info.path):
             async with asyncio.timeout(self._policy.deadline):
-                await server.update_weights(info.path, info.version)
+                await _answered(server.update_weights(info.path, info.version))
             return
         paths, answers = await self._prepare(info, self._policy.deadline, {name: server})
         if isinstance(answer := answers[name], Exception):
@@ -251,8 +256,8 @@ class LLMServerManager:
         if self._policy.requests == "abort":
             await server.abort(None)
         if isinstance(server, TwoPhase):
-            return await server.commit_weights(path, version)
-        await server.update_weights(path, version)
+            return await _answered(server.commit_weights(path, version))
+        await _answered(server.update_weights(path, version))
         return None
 
     async def loads(self) -> dict[str, ServerLoad]:
@@ -300,7 +305,17 @@ def _preparing(servers: Mapping[str, LLMServer], info: WeightInfo) -> dict[str, 
 
 
 async def _prepare(server: LLMServer, path: str, version: int) -> str | None:
-    return await server.prepare_weights(path, version) if isinstance(server, TwoPhase) else None
+    return await _answered(server.prepare_weights(path, version)) if isinstance(server, TwoPhase) else None
+
+
+async def _answered(call: Awaitable[T]) -> T:
+    """What a server of one's own raises is no end of the run, but its refusal: the others may take the version."""
+    try:
+        return await call
+    except (WeightError, ServerDied, TimeoutError):
+        raise
+    except Exception as error:
+        raise WeightError(f"it broke at these weights: {error!r}") from error
 
 
 async def _keep_weights(server: LLMServer, keep: bool) -> None:

@@ -145,6 +145,14 @@ def test_a_drained_server_gets_nothing_and_its_sessions_go_elsewhere() -> None:
     assert list(router.servers) == list({"a", "b"} - {home.server})
 
 
+def test_a_server_that_is_out_is_not_back_with_weights_older_than_those_that_a_beat_told_of() -> None:
+    router = Router(["a", "b"])
+    router.eject("a", "it did not take version 2")
+    router.hear({"b": ServerNews(version=2)}, routers=1)
+    assert not router.readmit("a", 1)
+    assert router.readmit("a", 2)
+
+
 def test_a_drained_server_that_is_undrained_gets_requests_and_one_that_is_out_does_not() -> None:
     router = Router(["a", "b"])
     router.drain("a")

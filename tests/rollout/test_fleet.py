@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,7 +14,7 @@ from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied
 from benchmarks.rollout.router import slot_use
 from streamrl.rollout.fleet import SILENT_SECONDS, Fleet, FleetError
-from streamrl.rollout.manager import LLMServerManager
+from streamrl.rollout.manager import LLMServerManager, SyncPolicy
 from streamrl.rollout.sim.server import SimConfig, SimServer
 from streamrl.rollout.sim.virtual_clock import run_virtual
 from streamrl.weight_sync import WeightInfo
@@ -43,13 +43,16 @@ class World:
     count: int = 2
     workers: int = 2
     slots: int = 4
+    deadline: float = 120.0
+    phases: int = 2
     servers: dict[str, Any] = field(default_factory=dict)
     made: int = 0
 
     def __post_init__(self) -> None:
         self.servers = {f"server-{i}": self.server() for i in range(self.count)}
-        self.manager = LLMServerManager(self.servers)
-        self.listeners = {f"agent-{i}": InProcess(self.servers, i) for i in range(self.workers)}
+        seen = self.servers if self.phases == 2 else {name: OnePhase(s) for name, s in self.servers.items()}
+        self.manager = LLMServerManager(seen, SyncPolicy(deadline=self.deadline))
+        self.listeners = {f"agent-{i}": InProcess(seen, i) for i in range(self.workers)}
         self.fleet = Fleet(self.manager, lambda: self.listeners, start=self.start)
 
     def server(self) -> SimServer:
@@ -208,6 +211,50 @@ def test_a_dead_server_is_not_in_service_for_being_undrained() -> None:
         await asyncio.sleep(8)
         assert {row.status for row in world.fleet.rows()} == {"serving"}
         assert not any(listener.client.router.out() for listener in world.listeners.values())
+
+    world.run(test())
+
+
+class OnePhase:
+    """An `LLMServer` that loads everything at its update: what a server of one's own may be."""
+
+    def __init__(self, whole: SimServer) -> None:
+        self.whole = whole
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb in ("prepare_weights", "commit_weights"):
+            raise AttributeError(verb)
+        return getattr(self.whole, verb)
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+@pytest.mark.parametrize("how", ["refuse", "hang", "break"])
+def test_a_server_whose_weight_sync_fails_serves_nobody_at_once_and_is_back_with_the_version(
+    how: Literal["refuse", "hang", "break"], phases: int
+) -> None:
+    world = World(deadline=20.0, phases=phases)
+    failing = world.servers["server-0"]
+    failing.fail_updates(how, "commit")
+
+    async def old_tokens(since: str) -> int:
+        calls = [world.generate(i % 2, 10, f"{since} {i}") for i in range(8)]
+        return sum(version < 7 for got in await asyncio.gather(*calls) for version in got.weight_versions)
+
+    async def test() -> None:
+        await asyncio.sleep(2)
+        report = await world.manager.update_weights(WeightInfo(version=7, path="unused", bytes=0))
+        assert (report.acknowledged, set(report.missing)) == (("server-1",), {"server-0"})
+        await asyncio.sleep(0.01)
+        for second in range(30):
+            assert await old_tokens(f"after {second}") == 0
+            assert [row.status for row in world.fleet.rows()] == ["out", "serving"]
+            await asyncio.sleep(1)
+        assert (await failing.load()).weight_version == 0
+        failing.fail_updates(None)
+        await asyncio.sleep(30)
+        assert [row.status for row in world.fleet.rows()] == ["serving", "serving"]
+        assert await old_tokens("later") == 0
+        assert (await failing.load()).tokens_generated > 0
 
     world.run(test())
 

@@ -37,7 +37,7 @@ from streamrl.weight_sync import WeightsDamaged, WeightStore
 __all__ = ["SimConfig", "SimServer"]
 
 
-UpdateFailure = Literal["refuse", "hang", "die"]
+UpdateFailure = Literal["refuse", "hang", "die", "break"]
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +191,8 @@ class SimServer:
         return len(gone)
 
     def fail_updates(self, how: UpdateFailure | None, phase: Literal["prepare", "commit"] = "prepare") -> None:
-        """From now on weights are refused, never taken ("hang"), or the server dies of them; None: all is well."""
+        """From now on weights are refused, never taken ("hang"), raise what nobody foresaw ("break"), or the server
+        dies of them; None: all is well. Commit is also the phase of who has no other."""
         self._update_failure = None if how is None else (phase, how)
 
     async def _maybe_fail(self, phase: str) -> None:
@@ -202,6 +203,8 @@ class SimServer:
                 raise WeightsDamaged("the simulation refuses these weights")
             case "hang":
                 await asyncio.get_running_loop().create_future()
+            case "break":
+                raise RuntimeError("the simulation breaks at these weights")
             case "die":
                 self.die("the simulation died of new weights")
                 self._check_alive()
@@ -214,13 +217,13 @@ class SimServer:
 
     async def commit_weights(self, path: str, version: int) -> float:
         began = loop_time()
-        await self._maybe_fail("commit")
         await self.update_weights(path, version)
         return loop_time() - began
 
     async def update_weights(self, path: str, version: int) -> None:
         """Stand still for `update_seconds`; later tokens carry `version`. `path` is not read: there is no model."""
         self._check_alive()
+        await self._maybe_fail("commit")
         began, engine_time = loop_time(), self._time
         engine_time.stand()
         self._plan()
