@@ -21,6 +21,11 @@ class AwakeTime:
     def __init__(self) -> None:
         self.asleep = False
         self._open: set[Limit] = set()
+        self._slept = self._fell_asleep = 0.0
+
+    def now(self) -> float:
+        """The event loop's clock without the seconds asleep."""
+        return (self._fell_asleep if self.asleep else asyncio.get_running_loop().time()) - self._slept
 
     def limit(self, seconds: float) -> Limit:
         return Limit(self, seconds)
@@ -28,6 +33,11 @@ class AwakeTime:
     def tell(self, asleep: bool) -> None:
         if asleep != self.asleep:
             self.asleep = asleep
+            now = asyncio.get_running_loop().time()
+            if asleep:
+                self._fell_asleep = now
+            else:
+                self._slept += now - self._fell_asleep
             for limit in self._open:
                 limit.stand() if asleep else limit.go_on()
 

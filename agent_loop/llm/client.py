@@ -52,7 +52,7 @@ class RoutedClient:
         self._awake = awake or AwakeTime()
         self._servers: dict[str, LLMServer] = dict(servers)
         self._patience = patience or Patience()
-        self._line = WaitingLine(self.router, self._patience.healthy)
+        self._line = WaitingLine(self.router, self._patience.healthy, self._awake)
         self._beats = Beats(self._patience.beat, self._patience.silent, self._made_tokens, self._look_after)
         self._suspicion = Suspicion(self._patience.poison)
         self._alone = asyncio.Lock()

@@ -10,9 +10,11 @@ with one that had not even begun it.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
+from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.protocol import ServerDied
 from agent_loop.llm.router import Router, Ticket
 
@@ -36,9 +38,10 @@ class WaitingLine:
     reserved server only those who do, too; a ticket is given to one request, and released here if that request is gone
     by then."""
 
-    def __init__(self, router: Router, outage_seconds: float) -> None:
-        """`outage_seconds`: how long a request waits while not a single server is in service."""
-        self._router, self._outage_seconds = router, outage_seconds
+    def __init__(self, router: Router, outage_seconds: float, awake: AwakeTime | None = None) -> None:
+        """`outage_seconds`: how long a request waits while not a single server is in service; by the clock of `awake`,
+        since one that comes back while all sleep is not needed before they wake up."""
+        self._router, self._outage_seconds, self._awake = router, outage_seconds, awake or AwakeTime()
         self._places: dict[int, _Place] = {}
         self._reserved: dict[int, _Place] = {}
         self._numbers = count()
@@ -60,8 +63,8 @@ class WaitingLine:
             ticket = self._router.acquire(session, tokens, version=version, reserved=reserved)
             if ticket is not None:
                 return ticket
-        loop, number = asyncio.get_running_loop(), next(self._numbers)
-        places[number] = place = _Place(session, tokens, version, reserved, loop.time(), loop.create_future())
+        number, turn = next(self._numbers), asyncio.get_running_loop().create_future()
+        places[number] = place = _Place(session, tokens, version, reserved, self._awake.now(), turn)
         self.pump()
         try:
             return await self._turn(place)
@@ -102,11 +105,13 @@ class WaitingLine:
                 place.ticket.set_exception(error)
 
     async def _turn(self, place: _Place) -> Ticket | None:
-        clock = asyncio.get_running_loop().time
+        clock = self._awake.now
         while True:
             began = max(place.arrived, clock() if self._outage is None else self._outage)
             try:
-                await asyncio.wait({place.ticket}, timeout=max(0.0, began + self._outage_seconds - clock()))
+                with suppress(TimeoutError):
+                    async with self._awake.limit(max(0.0, began + self._outage_seconds - clock())):
+                        await asyncio.wait({place.ticket})
             except asyncio.CancelledError:
                 self._give_back(place)
                 raise
@@ -132,4 +137,4 @@ class WaitingLine:
         if self._router.any_in_service():
             self._outage = None
         elif self._outage is None:
-            self._outage = asyncio.get_running_loop().time()
+            self._outage = self._awake.now()

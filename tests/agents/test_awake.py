@@ -44,6 +44,18 @@ def test_time_asleep_does_not_count_however_often_it_is_told() -> None:
     run_virtual(main())
 
 
+def test_its_clock_counts_the_seconds_awake_alone() -> None:
+    async def main() -> None:
+        awake = AwakeTime()
+        began = awake.now()
+        for asleep, seconds in ((False, 3.0), (True, 100.0), (True, 50.0), (False, 4.0), (True, 7.0)):
+            awake.tell(asleep)
+            await asyncio.sleep(seconds)
+        assert awake.now() - began == pytest.approx(7.0)
+
+    run_virtual(main())
+
+
 def test_what_ends_in_time_asleep_is_not_late_and_leaves_nothing_behind() -> None:
     async def main() -> None:
         awake = AwakeTime()

@@ -329,6 +329,26 @@ def test_tokens_whose_scorer_died_are_scored_elsewhere_and_a_dead_one_comes_back
     run_virtual(main())
 
 
+def test_the_wait_for_any_server_stands_still_while_all_sleep() -> None:
+    async def main() -> None:
+        client = RoutedClient({"only": FakeServer(counting, dead=True)}, patience=QUICK)
+        clock = asyncio.get_running_loop().time
+        early = asyncio.ensure_future(client.generate(PROMPT, SamplingParams(20), session="early"))
+        await asyncio.sleep(4)
+        client.hear(FleetNews(asleep=True))
+        within = asyncio.ensure_future(client.generate(PROMPT, SamplingParams(20), session="within"))
+        await asyncio.sleep(1000)
+        assert not early.done()
+        client.hear(FleetNews())
+        for call, when in ((early, 1010), (within, 1014)):
+            with pytest.raises(NoServer, match="waited 10 s"):
+                await call
+            assert clock() == pytest.approx(when, abs=0.2)
+        await client.close()
+
+    run_virtual(main())
+
+
 def test_a_scorer_that_is_silent_counts_as_dead() -> None:
     async def main() -> None:
         hung, alive = FakeServer(counting, seconds=1e6), FakeServer(counting)

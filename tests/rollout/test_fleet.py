@@ -50,7 +50,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.servers = {f"server-{i}": self.server() for i in range(self.count)}
-        seen = self.servers if self.phases == 2 else {name: OnePhase(s) for name, s in self.servers.items()}
+        seen = {name: server if self.phases == 2 else OnePhase(server) for name, server in self.servers.items()}
         self.manager = LLMServerManager(seen, SyncPolicy(deadline=self.deadline))
         self.listeners = {f"agent-{i}": InProcess(seen, i) for i in range(self.workers)}
         self.fleet = Fleet(self.manager, lambda: self.listeners, start=self.start)
@@ -393,6 +393,23 @@ def test_a_server_that_comes_back_or_joins_is_asleep_or_awake_as_the_others_are(
         assert {name: (await server.load()).asleep for name, server in world.servers.items()} == dict.fromkeys(
             ("server-0", "server-1", "server-2"), False
         )
+
+    world.run(test())
+
+
+def test_a_request_waits_for_the_only_server_that_died_asleep_however_long_all_sleep() -> None:
+    world = World(count=1, workers=1)
+
+    async def test() -> None:
+        await world.manager.sleep()
+        world.servers["server-0"].die("killed while asleep")
+        await asyncio.sleep(2)
+        call = world.generate(0, 20, "s")
+        await asyncio.sleep(2000)  # many times as long as requests wait for any server
+        await world.manager.wake_up()
+        await asyncio.sleep(5)
+        world.servers["server-0"].restart()
+        assert len((await call).token_ids) == 20
 
     world.run(test())
 
