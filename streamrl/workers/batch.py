@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
 from streamrl.single_controller.balance import balanced_partitions, row_cost
+
+L = TypeVar("L", "Padded", "Packed")
 
 
 @dataclass(slots=True)
@@ -145,6 +148,15 @@ def pack(rows: Rows, multiple: int = 1) -> Packed:
     places = np.concatenate([[0], np.cumsum(lengths)])[row] + at
     position_ids = np.concatenate([np.arange(length) for length in with_filler])
     return Packed(flat[None], position_ids[None], with_filler, places - 1, flat[places], row)
+
+
+def at_places(laid: L, lengths: Sequence[int], places: np.ndarray) -> L:
+    """The same micro-batch, looked at in one place of each row, i64[B] from its begin, instead of at the responses."""
+    count = len(lengths)
+    begins = (
+        np.arange(count) * laid.input_ids.shape[1] if isinstance(laid, Padded) else np.cumsum([0, *lengths])[:count]
+    )
+    return replace(laid, positions=begins + places, targets=np.zeros(count, np.int64), row=np.arange(count))
 
 
 def _check(rows: Rows) -> None:

@@ -75,7 +75,8 @@ class Engine(Protocol):
         self, rows: Rows, *, temperature: float, micro: MicroBatching, weights: Weights = "current"
     ) -> dict[str, list[np.ndarray]]:
         """Of the response tokens, [R] per row, f32 (f64 with model_dtype=fp64): "log_probs" and "entropy" of a language
-        model, "values" of a value model. Raises ValueError for weights that the engine does not have."""
+        model, "values" of a value model; "scores" [1] per row of a reward model. Raises ValueError for weights that the
+        engine does not have."""
         ...
 
     def train_batch(

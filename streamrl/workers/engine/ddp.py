@@ -71,3 +71,8 @@ class DDPLanguageModel(DDPEngine):
 @EngineRegistry.register("value_model", "ddp")
 class DDPValueModel(DDPEngine):
     kind = "value_model"
+
+
+@EngineRegistry.register("reward_model", "ddp")
+class DDPRewardModel(DDPEngine):
+    kind = "reward_model"

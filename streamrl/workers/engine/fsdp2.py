@@ -70,3 +70,8 @@ class FSDP2LanguageModel(FSDP2Engine):
 @EngineRegistry.register("value_model", "fsdp2")
 class FSDP2ValueModel(FSDP2Engine):
     kind = "value_model"
+
+
+@EngineRegistry.register("reward_model", "fsdp2")
+class FSDP2RewardModel(FSDP2Engine):
+    kind = "reward_model"

@@ -15,11 +15,12 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 def load_model(kind: str, settings: EngineSettings) -> Any:
-    """A causal LM, or for "value_model" the same body with one output per token (new unless the directory has one).
+    """A causal LM, or for "value_model" the same body with one output per token (new unless the directory has one), for
+    "reward_model" with one output per row, which the directory must have.
 
     Equal on all ranks. Raises FileNotFoundError, ValueError, ConfigError saying what is missing.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+    from transformers import AutoConfig
 
     from streamrl.workers.engine.hf_model import quiet
 
@@ -31,14 +32,20 @@ def load_model(kind: str, settings: EngineSettings) -> Any:
     _check(config, settings)
     if kind == "value_model":
         config.num_labels, config.classifier_dropout = 1, 0.0
-    auto: Any = AutoModelForTokenClassification if kind == "value_model" else AutoModelForCausalLM
+    elif kind == "reward_model" and config.num_labels != 1:
+        raise ValueError(f"model.path={path!r}: it has {config.num_labels} labels; a reward model has one, its score")
     with quiet():
-        lm, loaded = auto.from_pretrained(
+        lm, loaded = _auto(kind).from_pretrained(
             path, config=config, dtype=DTYPES[settings.fsdp.model_dtype], attn_implementation="sdpa",
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
     if kind != "value_model" and (missing := sorted(loaded["missing_keys"])):
         raise ValueError(f"model.path={path!r}: its weights lack {len(missing)} tensors, the first {missing[0]}")
+    if kind == "reward_model" and not isinstance(getattr(lm, "score", None), torch.nn.Linear):
+        raise ValueError(
+            f"model.path={path!r}: {type(lm).__name__} has no linear `score` of a row's last token; reward models that "
+            "have one are those of decoder families (qwen2, llama, mistral, ...)"
+        )
     if settings.optim is None:
         lm.requires_grad_(False)
     elif settings.lora is not None:
@@ -46,6 +53,13 @@ def load_model(kind: str, settings: EngineSettings) -> Any:
     if settings.gradient_checkpointing and settings.optim is not None:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return lm
+
+
+def _auto(kind: str) -> Any:
+    import transformers
+
+    names = {"value_model": "TokenClassification", "reward_model": "SequenceClassification"}
+    return getattr(transformers, f"AutoModelFor{names.get(kind, 'CausalLM')}")
 
 
 def pack_attention(lm: Any, settings: EngineSettings) -> bool:

@@ -1,10 +1,12 @@
-"""What is computed of a `transformers` model per response token: log-probs and entropy, or a value."""
+"""What is computed of a `transformers` model: per response token log-probs and entropy, or a value; per row a score."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -81,6 +83,34 @@ class ValueModel(nn.Module):
     def forward(self, batch: ModelInput, temperature: float, entropy_grad: bool = False) -> tuple[torch.Tensor, ...]:
         """Values, f[t]; temperature is of no meaning here."""
         return (_exact(self.lm(**batch.options()).logits.flatten(0, 1)[batch.positions, 0]),)
+
+
+class RewardModel(nn.Module):
+    """Wraps a sequence classifier with one label: a score of each row, at its last token, as `transformers` has it."""
+
+    outputs = ("scores",)
+
+    def __init__(self, lm: Any) -> None:
+        super().__init__()
+        self.lm = lm
+        text = lm.config.get_text_config()
+        self._padding, self._vocabulary = text.pad_token_id, text.vocab_size
+
+    def forward(self, batch: ModelInput, temperature: float, entropy_grad: bool = False) -> tuple[torch.Tensor, ...]:
+        """Scores, f[t] of the rows that end here; temperature is of no meaning."""
+        hidden = self.lm.base_model(**batch.options()).last_hidden_state
+        return (_exact(self.lm.score(hidden.flatten(0, 1)[batch.positions]))[:, 0],)
+
+    def places(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """i64[B]: the last token of each row that is no padding to this model. Raises ValueError for one that it does
+        not know."""
+        found = np.zeros(len(rows), np.int64)
+        for i, ids in enumerate(rows):
+            if (largest := int(ids.max())) >= self._vocabulary:
+                raise ValueError(f"a row has token {largest}; the reward model knows {self._vocabulary}")
+            tokens = np.flatnonzero(ids != self._padding) if self._padding is not None else np.arange(len(ids))
+            found[i] = tokens[-1] if tokens.size else 0
+        return found
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:

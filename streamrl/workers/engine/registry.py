@@ -12,7 +12,7 @@ T = TypeVar("T", bound=type)
 
 SHIPPED = {
     (kind, backend): f"streamrl.workers.engine.{backend}"
-    for kind in ("language_model", "value_model")
+    for kind in ("language_model", "value_model", "reward_model")
     for backend in ("fsdp2", "ddp")
 }
 """Imported when first asked for, so that looking at the registry costs no torch."""

@@ -25,12 +25,12 @@ from torch import nn
 from streamrl.errors import ConfigError
 from streamrl.single_controller.worker import RankInfo
 from streamrl.weight_sync.shares import Share, shares_of
-from streamrl.workers.batch import MicroBatching, Packed, Padded, Rows, pack, pad, unflatten
+from streamrl.workers.batch import MicroBatching, Packed, Padded, Rows, at_places, pack, pad, unflatten
 from streamrl.workers.engine import checkpoint, loading, lora, process_group
 from streamrl.workers.engine.attention import Packing
 from streamrl.workers.engine.base import LossFunction, StepOutput, TokenOutputs, Weights
 from streamrl.workers.engine.gather import full_parameters
-from streamrl.workers.engine.modules import LanguageModel, ModelInput, ValueModel
+from streamrl.workers.engine.modules import LanguageModel, ModelInput, RewardModel, ValueModel
 from streamrl.workers.engine.offload import OptimizerOffload
 from streamrl.workers.engine.sequence_parallel import whole
 from streamrl.workers.engine.settings import EngineSettings
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 IDLE = Rows([np.zeros(2, np.int64)], [1])
 """The micro-batch of a rank that has none left."""
 
-MODULES: dict[str, type[LanguageModel] | type[ValueModel]] = {
-    "language_model": LanguageModel, "value_model": ValueModel,
+MODULES: dict[str, type[LanguageModel] | type[ValueModel] | type[RewardModel]] = {
+    "language_model": LanguageModel, "value_model": ValueModel, "reward_model": RewardModel,
 }  # fmt: skip
 
 
@@ -146,7 +146,8 @@ class TorchEngine(ABC):
                 part = rows.take(indices) if indices else IDLE
                 outputs = self._forward(self._lay_out(part), temperature)
                 for name, values in zip(self.module.outputs, outputs, strict=True):
-                    rowwise = unflatten(values.cpu().numpy().astype(dtype, copy=False), part.responses)
+                    sizes = [1] * len(part) if isinstance(self.module, RewardModel) else part.responses
+                    rowwise = unflatten(values.cpu().numpy().astype(dtype, copy=False), sizes)
                     for index, row in zip(indices, rowwise, strict=False):  # an idle one has a row and no index
                         found[name][index] = row
             self.settle()
@@ -213,7 +214,10 @@ class TorchEngine(ABC):
         return self._call(*args)
 
     def _lay_out(self, rows: Rows) -> Padded | Packed:
-        return pack(rows, self.settings.sequence_parallel) if self._packed else pad(rows)
+        laid = pack(rows, self.settings.sequence_parallel) if self._packed else pad(rows)
+        if isinstance(self.module, RewardModel):
+            return at_places(laid, rows.lengths, self.module.places(rows.input_ids))
+        return laid
 
     def _cut(self, rows: Rows, micro: MicroBatching) -> list[list[int]]:
         """As many micro-batches on all ranks, at least one; ranks that share rows hold a part of each."""
