@@ -2,7 +2,8 @@
 
 The function has verl's signature: `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`,
 sync or async, and returns a number or a dict with "score". Further numbers in it are components of the score, for
-estimators that ask for them by name. A reward that breaks is not score 0: it fails the session.
+estimators that ask for them by name. A reward that breaks is not score 0: it fails the session. An async one with a
+parameter `judge` is given the model that reward.judge names (agent_loop.llm.openai_remote.OpenAIRemote).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +26,14 @@ from agent_loop.rendering.chat import ChatTokenizer
 from agent_loop.threads import in_daemon_thread
 from agent_loop.trajectory import Trajectory
 
+if TYPE_CHECKING:
+    from agent_loop.llm.openai_remote import OpenAIRemote
+
 REWARDS: Registry[Callable[..., Any]] = Registry("reward")
 register_reward = REWARDS.register
 
+JUDGE = "judge"
+"""The parameter by which a reward function asks for one."""
 
 MAX_SCORE = 3e38
 """Scores are stored as float32, which is infinite above 3.4e38."""
@@ -58,13 +64,19 @@ class RewardFunction:
     `threads=False` runs it in place too (a virtual clock does not know that a thread is busy)."""
 
     def __init__(
-        self, spec: str, *, timeout: float = 60.0, kwargs: Mapping[str, Any] | None = None, threads: bool = True
-    ) -> None:
+        self, spec: str, *, timeout: float = 60.0, kwargs: Mapping[str, Any] | None = None, threads: bool = True,
+        judge: OpenAIRemote | None = None,
+    ) -> None:  # fmt: skip
+        """Raises PluginError; RewardError for a function that `judge` does not fit."""
         self.spec = spec
         self._compute = REWARDS.resolve(spec)
         self._in_place = spec in REWARDS or not threads
         self._timeout = timeout
         self._kwargs = dict(kwargs or {})
+        if judge is not None:
+            if misfit := judge_misfit(self._compute):
+                raise RewardError(f"reward {spec!r} {misfit}")
+            self._kwargs[JUDGE] = judge
 
     async def __call__(self, row: Mapping[str, Any], trajectory: Trajectory, chat: ChatTokenizer) -> Score:
         """`solution_str` is the whole response without special tokens. `extra_info` is the row's, with `num_turns` and
@@ -94,6 +106,14 @@ class RewardFunction:
             return self._compute(**arguments, **self._kwargs)
         compute = partial(self._compute, **arguments, **self._kwargs)
         return await in_daemon_thread(compute, f"reward {self.spec!r}")
+
+
+def judge_misfit(function: Callable[..., Any]) -> str:
+    """Why a judge cannot be given to it; empty if it can."""
+    parameters = inspect.signature(function).parameters
+    if JUDGE not in parameters and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return f"has no parameter {JUDGE!r}, and reward.judge names one; add it, or leave reward.judge out"
+    return "" if inspect.iscoroutinefunction(function) else f"has a {JUDGE}, whose answers are awaited: use async def"
 
 
 def _as_score(spec: str, result: Any) -> Score:

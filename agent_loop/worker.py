@@ -22,6 +22,7 @@ from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.metered import LLMPool
 from agent_loop.llm.protocol import SamplingParams, Scorer
+from agent_loop.llm.remote_model import RemoteModel
 from agent_loop.loop import AGENT_LOOPS, AgentLoop, Budgets, SpanSink, load_agent_loop, no_spans
 from agent_loop.plugins import PluginError
 from agent_loop.rendering.chat import ChatTokenizer
@@ -63,6 +64,10 @@ class WorkerConfig:
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reward_timeout: float = 60.0
     reward_threads: bool = True
+    judge: RemoteModel | None = None
+    """For a reward function that asks for one."""
+    teacher: RemoteModel | None = None
+    """Scores the rows, where no servers of the run do."""
     reward_components: tuple[str, ...] = ()
     """Of what rewards return beside "score": the numbers that the trainer is told."""
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
@@ -97,20 +102,30 @@ class AgentLoopWorker:
         awake: AwakeTime | None = None,
     ) -> None:
         """`teacher`: scores the rows of partition "train" before they are put. `awake`: by which the time limits of
-        sessions stand still. Raises PluginError or RenderingError for what the config names and cannot be had."""
+        sessions stand still. Raises PluginError, RewardError, RenderingError or KeyMissing for what the config names
+        and cannot be had."""
         self.name = name
         self.counts: Counter[str] = Counter()
         """Totals since the start: sessions_finished, sessions_failed, sessions_interrupted, rows, groups_closed,
         groups_lost, groups_returned, groups_cancelled."""
         self.queue = queue
         self._config, self._llm, self._awake = config, llm, awake or AwakeTime()
+        self._remotes = {name: remote.open() for name in ("judge", "teacher") if (remote := getattr(config, name))}
         reward = (
             RewardFunction(
-                config.reward, timeout=config.reward_timeout, kwargs=config.reward_kwargs, threads=config.reward_threads
+                config.reward,
+                timeout=config.reward_timeout,
+                kwargs=config.reward_kwargs,
+                threads=config.reward_threads,
+                judge=self._remotes.get("judge"),
             )
             if config.reward
             else None
         )
+        if teacher is None and (remote := self._remotes.get("teacher")):
+            from agent_loop.llm.remote_teacher import RemoteTeacher  # an HTTP client, which most workers never need
+
+            teacher = RemoteTeacher(remote)
         chat = chat or ChatTokenizer.from_pretrained(config.model_path, config.template_kwargs)
         self._runner = SessionRunner(
             llm=llm,
@@ -153,6 +168,7 @@ class AgentLoopWorker:
             pass
         finally:
             await self._release_all()
+            await asyncio.gather(*(remote.close() for remote in self._remotes.values()))
             self._ended.set()
 
     async def stop(self, *, drain: float = 0.0, timeout: float = 10.0) -> None:

@@ -13,7 +13,7 @@ from agent_loop.tools.base import load_tool
 from streamrl.config.classes import AGENT_LOOP, TOOL, TRACKER, Use, class_misfits
 from streamrl.config.paths import defines, definitions, looked_in, registered, split_file_object
 from streamrl.config.root import StreamRLConfig
-from streamrl.config.signatures import POLICY_LOSS, REWARD, SERVER, Caller, misfits
+from streamrl.config.signatures import JUDGED_REWARD, POLICY_LOSS, REWARD, SERVER, Caller, misfits
 from streamrl.monitor.trackers import BUILT_IN, LIBRARIES
 
 ACTOR = "actor_rollout_ref.actor"
@@ -26,7 +26,8 @@ def code(config: StreamRLConfig) -> Iterator[str]:
     custom = config.reward.custom_reward_function
     if custom.path:
         key = "reward.custom_reward_function.path"
-        yield from file_object(key, custom.path, custom.name, REWARD, tuple(custom.reward_kwargs))
+        caller = JUDGED_REWARD if config.reward.judge.given else REWARD
+        yield from file_object(key, custom.path, custom.name, caller, tuple(custom.reward_kwargs))
     rollout, loss = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.policy_loss
     if written := split_file_object(loss.loss_mode):
         yield from file_object(f"{ACTOR}.policy_loss.loss_mode", *written, POLICY_LOSS)

@@ -1,6 +1,7 @@
 """Whether a function of the user's can be called as it will be. Its file is read for that, not run.
 
-reward        compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs), by name
+reward        compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs), by name; with
+              reward.judge an async one that has `judge`, too
 estimator     f(scores, group_index, ...), and by name whichever of ESTIMATOR_ARGUMENTS it has
 policy loss   f(inputs, settings)
 """
@@ -40,6 +41,10 @@ class Caller:
     """Given to a function that has them."""
     foreign: Mapping[str, str] | None = None
     """Parameter -> what a function with such one was written for, and how it is adapted."""
+    given_by: Mapping[str, str] | None = None
+    """Parameter -> the setting by which a function that cannot do without it gets it."""
+    awaited: bool = False
+    """It must be an async function."""
 
 
 _VERL_ESTIMATOR = (
@@ -57,6 +62,12 @@ REWARD = Caller(
     "compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs), by name",
     named=REWARD_ARGUMENTS,
     foreign={"solution_strs": _VERL_BATCH, "data_sources": _VERL_BATCH, "completions": _TRL},
+    given_by={"judge": "reward.judge.base_url and reward.judge.model name a judge"},
+)
+JUDGED_REWARD = Caller(
+    "compute_score(data_source, solution_str, ground_truth, extra_info, judge, **reward_kwargs), by name",
+    named=(*REWARD_ARGUMENTS, "judge"),
+    awaited=True,
 )
 ESTIMATOR = Caller(
     "f(scores, group_index), and by name with any of " + ", ".join(ESTIMATOR_ARGUMENTS[:5]),
@@ -87,7 +98,10 @@ def misfits(file: Path, name: str, caller: Caller, more: tuple[str, ...] = ()) -
         signature.bind(*[None] * caller.positional, **dict.fromkeys((*caller.named, *known, *more)))
         reason = ""
     except TypeError as error:
-        reason = str(error)
+        missing = [text for other, text in (caller.given_by or {}).items() if other in signature.parameters]
+        reason = "; ".join([str(error), *missing])
+    if caller.awaited and not reason and not isinstance(node, ast.AsyncFunctionDef):
+        reason = "it awaits answers, so it must be an async def"
     advice = next((text for other, text in (caller.foreign or {}).items() if other in signature.parameters), "")
     if reason or advice:
         yield (

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import psutil
 
+from agent_loop.llm.keys import ApiKey, KeyMissing
 from streamrl.config import StreamRLConfig
 from streamrl.errors import UserError
 from streamrl.monitor.trackers import missing
 from streamrl.rollout.vllm import options as vllm_options
+from streamrl.runtime.settings import judge, remote_teacher
 from transfer_queue.errors import Invalid
 from transfer_queue.storage.place import choose_storage
 
+TEACHER = "distillation.teacher_model.remote"
 GIB = 1 << 30
 COMPUTE_BYTES = int(0.5 * GIB)
 """A process that imports torch, before its model: 0.4 to 0.5 GiB measured."""
@@ -50,6 +53,24 @@ def not_installed(config: StreamRLConfig) -> Iterator[str]:
         )
     if config.actor_rollout_ref.rollout.name == "vllm" and not vllm_options.installed():
         yield f"actor_rollout_ref.{vllm_options.NOT_INSTALLED}"
+    for key, remote in (("reward.judge", judge(config)), (TEACHER, remote_teacher(config))):
+        try:
+            if remote is not None:
+                ApiKey.find(env=remote.key_env, file=remote.key_file)
+        except KeyMissing as error:
+            yield f"{key}: {error}"
+
+
+async def check_remote_teacher(config: StreamRLConfig) -> None:
+    """That the teacher which somebody else serves answers, and can score. Raises UserError."""
+    if (remote := remote_teacher(config)) is None:
+        return
+    from agent_loop.llm.remote_teacher import check_teacher
+
+    try:
+        await check_teacher(remote)
+    except ValueError as error:
+        raise UserError(f"{TEACHER}: {error}") from error
 
 
 def _check_gpus(config: StreamRLConfig) -> None:
@@ -75,7 +96,8 @@ def _check_memory(config: StreamRLConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     model = _model_bytes(config.actor_rollout_ref.model.path)
-    teachers = config.distillation.teacher_model.num_replicas if config.distillation.on_servers else 0
+    chosen = config.distillation.teacher_model
+    teachers = chosen.num_replicas if config.distillation.on_servers and chosen.name != "openai" else 0
     services = 4 + rollout.agent.num_workers + 2 * config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     needed = (
         RAY_BYTES
@@ -83,7 +105,7 @@ def _check_memory(config: StreamRLConfig) -> None:
         + ranks * COMPUTE_BYTES
         + TRAINING_COPIES * model
         + rollout.num_replicas * (COMPUTE_BYTES + model + (VLLM_BYTES if rollout.name == "vllm" else 0))
-        + teachers * (COMPUTE_BYTES + _model_bytes(config.distillation.teacher_model.path or ""))
+        + teachers * (COMPUTE_BYTES + _model_bytes(chosen.path or ""))
     )
     free = psutil.virtual_memory().available
     if needed > free:

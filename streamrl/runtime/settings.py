@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_loop.llm.protocol import SamplingParams
+from agent_loop.llm.remote_model import RemoteModel
 from agent_loop.loop import Budgets
 from agent_loop.worker import WorkerConfig
 from streamrl.config import StreamRLConfig
+from streamrl.config.sections.algorithm import RemoteModelConfig
 from streamrl.recording.record import DIRECTORY
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, ResourcePoolManager, Role
@@ -91,6 +93,8 @@ def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> Work
         reward_kwargs=function.reward_kwargs,
         reward_timeout=reward.timeout,
         reward_threads=not virtual_clock,
+        judge=judge(config),
+        teacher=remote_teacher(config),
         reward_components=config.algorithm.gdpo_reward_keys,
         sampling=SamplingParams(1, rollout.temperature, rollout.top_p, rollout.top_k),
         budgets=Budgets(
@@ -139,12 +143,28 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
     )
 
 
+def judge(config: StreamRLConfig) -> RemoteModel | None:
+    """Of the reward, if it has one."""
+    return _remote_model(config.reward.judge) if config.reward.judge.given else None
+
+
+def remote_teacher(config: StreamRLConfig) -> RemoteModel | None:
+    """The one that somebody else serves, if that is the teacher."""
+    teacher = config.distillation.teacher_model
+    return _remote_model(teacher.remote) if config.distillation.on_servers and teacher.name == "openai" else None
+
+
+def _remote_model(chosen: RemoteModelConfig) -> RemoteModel:
+    url, model = chosen.base_url or "", chosen.model or ""  # checked with the configuration
+    return RemoteModel(url, model, chosen.key_env, chosen.key_file, chosen.concurrency, chosen.timeout)
+
+
 def teacher_servers(config: StreamRLConfig, run: RunDirectory) -> dict[str, RolloutServerConfig]:
     """By name; none where the ranks hold the teacher, or there is none. They serve their model as it is saved."""
     from streamrl.rollout.server_config import RolloutServerConfig
 
     rollout, teacher = config.actor_rollout_ref.rollout, config.distillation.teacher_model
-    if not config.distillation.on_servers:
+    if not config.distillation.on_servers or teacher.name == "openai":
         return {}
     served = RolloutServerConfig(
         name=teacher.name,

@@ -5,43 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent_loop.llm.keys import ApiKey, KeyMissing
-from agent_loop.llm.openai_remote import OpenAIRemote
 from agent_loop.llm.protocol import CannotScore
 from agent_loop.llm.remote_http import Backoff, RemoteHttp, RemoteRefused, RemoteUnavailable, retry_after
-from tests.http_app import Answer, Asked, HttpApp
+from tests.fake_remote import KEY, QUICK, Remote
+from tests.http_app import Answer, Asked
 
-KEY = ApiKey("sk-a-secret-that-nobody-may-see")
-QUICK = Backoff(first=0.01, longest=0.05, tries=4)
 LOG_PROBS = [None, -0.5, -1.5, -2.5]
-
-
-class Remote:
-    """A server whose answers are told beforehand; `seen` are the requests."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[Asked], Answer] = lambda asked: Answer({"choices": [{"text": "x"}]})
-        self.seen: list[Asked] = []
-        self.open = self.most = 0
-        self.seconds = 0.0
-        self.app = HttpApp(self._handle)
-
-    async def _handle(self, asked: Asked) -> Answer:
-        self.seen.append(asked)
-        self.open += 1
-        self.most = max(self.most, self.open)
-        await asyncio.sleep(self.seconds)
-        self.open -= 1
-        return self.answer(asked)
-
-    def client(self, **more: Any) -> OpenAIRemote:
-        return OpenAIRemote(self.app.url + "/v1", "judge", key=KEY, **({"backoff": QUICK, "deadline": 10.0} | more))
 
 
 @pytest.fixture

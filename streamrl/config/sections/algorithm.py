@@ -104,6 +104,33 @@ class OverlongBufferConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteModelConfig:
+    """A model behind an OpenAI-compatible interface, which somebody else serves.
+
+    `reward.judge` is given to an async reward function that has a parameter `judge`: `await judge.chat(messages,
+    max_tokens=8)`, and more of agent_loop.llm.openai_remote.OpenAIRemote. `distillation.teacher_model.remote`, with
+    name=openai, must tell log-probs of a prompt's tokens (prompt_logprobs or echo), at temperature 1.
+    """
+
+    base_url: str | None = None
+    """With the version: https://host/v1."""
+    model: str | None = None
+    """Its name there."""
+    key_env: str | None = None
+    """The environment variable with the key, where the run is started."""
+    key_file: str | None = None
+    """The same from a file that only its owner can read."""
+    concurrency: PositiveInt = 16
+    """Calls that one agent worker has open."""
+    timeout: PositiveFloat = 120.0
+    """Seconds of one call, with all its tries and waits."""
+
+    @property
+    def given(self) -> bool:
+        return self != RemoteModelConfig()
+
+
 class CustomRewardConfig:
     path: str | None = None
     """A Python file; None: `name` is a registered reward."""
@@ -116,21 +143,25 @@ class CustomRewardConfig:
 class RewardConfig:
     custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
     timeout: PositiveFloat = 10.0
-    """Seconds of one call."""
+    """Seconds of one call, also of a judge's answers in it."""
+    judge: RemoteModelConfig = field(default_factory=RemoteModelConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherConfig:
     path: str | None = None
-    """A directory with a model of the policy's tokenizer."""
+    """A directory with a model of the policy's tokenizer. name=openai needs none, and takes one for its tokenizer.json:
+    that it is the policy's is checked there, and trusted otherwise."""
     placement: Literal["ranks", "servers"] = "ranks"
     """ranks: a stage of the update on the training ranks, which hold the teacher too. servers: LLM servers of its own
     score each row before it is put, beside generation; a model that the server knows, and it takes no new weights."""
     num_replicas: PositiveInt = 1
     """servers: how many."""
-    name: Literal["torch", "sim"] = "torch"
-    """servers: their kind; sim gives numbers without a model."""
+    name: Literal["torch", "sim", "openai"] = "torch"
+    """servers: their kind; sim gives numbers without a model; openai: a model that somebody else serves (`remote`)."""
+    remote: RemoteModelConfig = field(default_factory=RemoteModelConfig)
     max_token_len_per_gpu: PositiveInt | None = None
     """Tokens per micro-batch, or per pass of a server; None: the actor's."""
 
