@@ -104,7 +104,6 @@ class OverlongBufferConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModelConfig:
     """A model behind an OpenAI-compatible interface, which somebody else serves.
 
@@ -131,6 +130,7 @@ class RemoteModelConfig:
         return self != RemoteModelConfig()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CustomRewardConfig:
     path: str | None = None
     """A Python file; None: `name` is a registered reward."""
@@ -145,7 +145,6 @@ class RewardConfig:
     timeout: PositiveFloat = 10.0
     """Seconds of one call, also of a judge's answers in it."""
     judge: RemoteModelConfig = field(default_factory=RemoteModelConfig)
-    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 
