@@ -25,6 +25,7 @@ from streamrl.rollout.building import build_server
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.runtime import settings
 from streamrl.runtime.failures import queue_failed
+from streamrl.runtime.preflight import check_remote_teacher
 from streamrl.runtime.run_dir import RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, LocalWorkerGroup
 from streamrl.trainer.parts import Agents, Parts, Servers
@@ -42,6 +43,7 @@ async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterato
     async with AsyncExitStack() as stack:
         events = stack.enter_context(EventLog(run.path / "events", "trainer", clock=clock))
         events.state("run", "starting")
+        await check_remote_teacher(config)
         train_data, val_data = train_dataset(config), val_dataset(config)
         stack.enter_context(weights_home(settings.weights_dir(run), run.path))
         weights = settings.sync_dir(config, run)

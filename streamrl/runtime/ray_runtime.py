@@ -30,8 +30,8 @@ from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.runtime import settings
 from streamrl.runtime.agent_actors import RaySpawner
 from streamrl.runtime.failures import queue_failed
-from streamrl.runtime.run_dir import LOGS, RunDirectory
 from streamrl.runtime.preflight import check_remote_teacher
+from streamrl.runtime.run_dir import LOGS, RunDirectory
 from streamrl.runtime.servers import ENDPOINT_FILE, KEY_FILE
 from streamrl.single_controller import RayWorkerGroup, Role
 from streamrl.single_controller.roles import nodes_of_ray
@@ -51,9 +51,9 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         events = stack.enter_context(EventLog(run.path / "events", "trainer"))
         events.state("run", "starting")
+        await check_remote_teacher(config)
         train_data, val_data = train_dataset(config), val_dataset(config)
         stack.enter_context(weights_home(settings.weights_dir(run), run.path))
-        await check_remote_teacher(config)
         weights = settings.sync_dir(config, run)
         address = await _start_queue(config, run, stack)
         events.state("part", "the queue stands")
