@@ -27,9 +27,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from streamrl.errors import UserError
 from streamrl.monitor.emit import Load
-from streamrl.monitor.keyed_http import REQUEST_SECONDS, KeyedHandler, KeyedServer, ensure_key
 from streamrl.monitor.prometheus_values import Samples, Values, engine_samples, queue_samples, step_samples
 from streamrl.monitor.registry import PROMETHEUS
+from transfer_queue.net.keyed_http import REQUEST_SECONDS, KeyedHandler, KeyedServer, ensure_key
 from transfer_queue.net.messages import QueueStats
 
 KEY_FILE = "prometheus.key"

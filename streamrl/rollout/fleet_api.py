@@ -7,7 +7,7 @@
     DELETE /servers/NAME?deadline=60                          drained, then ended
 
 The key lies in the run directory (`servers.key`, mode 0600), the address beside it (`servers.endpoint`); both go with
-the run. streamrl/monitor/keyed_http.py says what a request must bring. Answers are JSON; an error is {"error": "..."}.
+the run. transfer_queue/net/keyed_http.py says what a request must bring. Answers are JSON; an error is {"error": "..."}.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from agent_loop.llm.protocol import ServerDied
-from streamrl.monitor.keyed_http import KeyedHandler, KeyedServer, ensure_key
 from streamrl.rollout.fleet import DRAIN_SECONDS, MOVE_SECONDS, Fleet, FleetError
 from streamrl.rollout.manager import UPDATE_SECONDS
+from transfer_queue.net.keyed_http import KeyedHandler, KeyedServer, ensure_key
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent_loop.llm.protocol import ServerLoad
 from streamrl.monitor import prometheus
-from streamrl.monitor.keyed_http import MAX_CONNECTIONS
 from streamrl.monitor.prometheus import Exporter, PortInUse
 from streamrl.monitor.prometheus_values import Values
+from transfer_queue.net.keyed_http import MAX_CONNECTIONS
 from transfer_queue.net.messages import PartitionStats, QueueStats, UnitStats
 
 

@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from transfer_queue.controller.account import BOUNDS, RequestAccount
 from transfer_queue.errors import Disconnected, Invalid
+from transfer_queue.net.keyed_http import MAX_CONNECTIONS
 from transfer_queue.net.messages import PartitionStats, QueueStats, RequestStats, UnitStats
 from transfer_queue.operations.metrics import families
-from transfer_queue.operations.metrics_server import MAX_CONNECTIONS, MetricsServer
+from transfer_queue.operations.metrics_server import MetricsServer
 
 
 class Text:
