@@ -7,7 +7,7 @@
     DELETE /servers/NAME?deadline=60                          drained, then ended
 
 The key lies in the run directory (`servers.key`, mode 0600), the address beside it (`servers.endpoint`); both go with
-the run. transfer_queue/net/keyed_http.py says what a request must bring. Answers are JSON; an error is {"error": "..."}.
+the run. What a request must bring: transfer_queue/net/keyed_http.py. Answers are JSON; an error is {"error": "..."}.
 """
 
 from __future__ import annotations
