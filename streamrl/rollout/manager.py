@@ -59,6 +59,8 @@ class UpdateReport:
     stages: dict[str, float] = field(default_factory=dict)
     """Seconds: "gather" and "transfer" (WeightInfo), "apply" until all had it aside, "commit" until they served it, and
     "pause", the longest in which one of them made no token for it."""
+    checksums: dict[str, str] = field(default_factory=dict)
+    """By server, of what it had aside; each that is in `acknowledged` is the trainer's."""
 
 
 class LLMServerManager:
@@ -222,7 +224,8 @@ class LLMServerManager:
             self.behind |= turn.behind
         stages = {**info.stages, "apply": prepared - began, "commit": now() - prepared, "pause": max(pauses)}
         return UpdateReport(
-            info.version, now() - began, turn.acknowledged, dict(turn.missing), turn.in_service, stages
+            info.version, now() - began, turn.acknowledged, dict(turn.missing), turn.in_service, stages,
+            dict(turn.checksums),
         )  # fmt: skip
 
     async def _prepare(

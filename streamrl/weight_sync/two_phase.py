@@ -48,12 +48,15 @@ class SyncRound:
     missing: dict[str, str] = field(default_factory=dict)
     """Why it does not have the version, by server."""
     acknowledged: tuple[str, ...] = ()
+    checksums: dict[str, str] = field(default_factory=dict)
+    """What servers told of what they had aside, where they can tell."""
     _refusals: list[WeightError] = field(default_factory=list)
     _alive: set[str] = field(default_factory=set)
     """Those that failed and are not dead: they serve what they served."""
 
     def prepared(self, answers: Mapping[str, Answer]) -> tuple[str, ...]:
         """By server the checksum of what it has aside (None: it cannot tell). Those that are to commit."""
+        self.checksums |= {name: answer for name, answer in answers.items() if isinstance(answer, str)}
         for name, answer in answers.items():
             if isinstance(answer, str) and self.digest and answer != self.digest:
                 answer = WeightsDamaged(f"{name} has read checksum {answer}, the trainer wrote {self.digest}")
