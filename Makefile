@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 # Every torch process runs one thread: two beside a busy process are a hundred times slower on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv vllm sglang-env verl-env demo test slow chaos lint clean
+.PHONY: help venv vllm sglang-env verl-env demo test slow chaos lint dashboard clean
 
 help:
 	@echo "make demo    an agent learns to use a calculator, on two CPU cores"
@@ -20,6 +20,7 @@ help:
 	@echo "make slow    the tests that take longer: whole jobs under Ray, kills"
 	@echo "make chaos   hundreds of seeded crashes of the queue and of whole runs, simulated and real; an hour"
 	@echo "make lint    ruff, types, import direction"
+	@echo "make dashboard  the dashboard's pages anew, from streamrl/dashboard/web; needs Node 20 and npm"
 	@echo "make vllm    vLLM's CPU build beside the rest in .venv, for rollout.name=vllm and its tests; 1 GB"
 	@echo "make sglang-env  an environment with SGLang, on a CPU with stand-ins for its kernels, for its tests; 1.3 GB"
 	@echo "make verl-env  an environment with verl, whose own classes tests/queue/test_verl.py runs"
@@ -43,6 +44,10 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
+
+# What it builds is committed, so that only who changes the pages needs Node.
+dashboard:
+	cd streamrl/dashboard/web && npm ci --no-audit --no-fund && npm run build
 
 venv: $(VENV)/.installed
 

@@ -58,12 +58,13 @@ class Budgets:
 
 
 class SpanSink(Protocol):
-    """Where measured times go (streamrl.monitor: EventLog.span_at). `start` and `end` are the event loop's time."""
+    """Where measured times go (streamrl.monitor: EventLog.span_at). `start` and `end` are the event loop's time; no
+    end: something has begun, and is told again when it has one."""
 
-    def __call__(self, name: str, start: float, end: float, /, **fields: Any) -> None: ...
+    def __call__(self, name: str, start: float, end: float | None, /, **fields: Any) -> None: ...
 
 
-def no_spans(name: str, start: float, end: float, /, **fields: Any) -> None:
+def no_spans(name: str, start: float, end: float | None, /, **fields: Any) -> None:
     """The sink of a run that nobody watches."""
 
 

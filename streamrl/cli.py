@@ -50,10 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("train", help="run a training job", add_help=False)
     commands.add_parser("config", help="the reference of all keys; a verl script translated", add_help=False)
     commands.add_parser("runs", help="list runs and the memory they hold, free it", add_help=False)
+    commands.add_parser("dash", help="the dashboard of a run, live or ended, in a browser", add_help=False)
     commands.add_parser("servers", help="the LLM servers of a running job: list, add, drain, remove", add_help=False)
     commands.add_parser("export", help="a checkpoint as a model directory that transformers opens", add_help=False)
     chosen = parser.parse_args(arguments[:1] or ["--help"])
-    verbs = {"train": train, "config": configuration, "runs": runs, "servers": servers, "export": export}
+    verbs = {"train": train, "config": configuration, "runs": runs, "dash": dash, "servers": servers, "export": export}
     return verbs[chosen.command](arguments[1:])
 
 
@@ -62,6 +63,13 @@ def runs(argv: Sequence[str]) -> int:
     from streamrl.runtime.runs import main as list_runs
 
     return list_runs(argv)
+
+
+def dash(argv: Sequence[str]) -> int:
+    """`streamrl dash`."""
+    from streamrl.dashboard.serve import main as serve_dashboard
+
+    return serve_dashboard(argv)
 
 
 def servers(argv: Sequence[str]) -> int:

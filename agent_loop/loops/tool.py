@@ -97,6 +97,7 @@ async def _answer(
 
 async def _call(tool: Tool, call: ToolCall, tool_ctx: ToolContext, ctx: AgentContext) -> str:
     begun = ctx.clock()
+    ctx.on_span("tool", begun, None, tool=call.name)  # one that never ends is seen
     try:
         async with asyncio.timeout(ctx.budgets.tool_timeout):
             return await tool.call(call.arguments, tool_ctx)

@@ -56,11 +56,20 @@ class TeacherLoad(Protocol):
 
 
 def emit_queue(log: EventLog, stats: QueueStats) -> None:
-    """The depth of the queue by state."""
+    """The depth of the queue by state, ages and credit, and what its units hold."""
     for partition, part in stats.partitions.items():
         for state, count in part.depth.items():
             log.counter("queue_groups", count, partition=partition, state=state)
         log.counter("queue_bytes", part.nbytes, partition=partition)
+        log.counter("queue_rows", part.rows, partition=partition)
+        log.counter("queue_credit", part.max_groups, partition=partition)
+        log.counter("queue_redelivered", part.redelivered, partition=partition)
+        for state, seconds in part.oldest_age.items():
+            log.counter("queue_oldest_age", seconds, partition=partition, state=state)
+    for unit in stats.units:
+        log.counter(
+            "unit_bytes", unit.used, unit=unit.unit, budget=unit.budget, spilled=unit.spilled, alive=unit.alive
+        )
 
 
 def emit_loads(log: EventLog, loads: Mapping[str, Load]) -> None:

@@ -141,9 +141,12 @@ class EventLog:
         """A context manager that writes a span when it is left."""
         return Span(self, name, fields)
 
-    def span_at(self, name: str, start: float, end: float, /, **fields: Any) -> None:
-        """A span measured elsewhere, in this log's clock."""
-        self.write(Event("span", name, start, end, fields=fields))
+    def span_at(self, name: str, start: float, end: float | None, /, **fields: Any) -> None:
+        """A span measured elsewhere, in this log's clock; without an end it has only begun (of an announced one)."""
+        if end is None:
+            self.write(Event("begin", name, start, fields=fields))
+        else:
+            self.write(Event("span", name, start, end, fields=fields))
 
     def counter(self, name: str, value: float, /, **labels: Any) -> None:
         self.write(Event("counter", name, self.clock(), value=value, fields=labels))

@@ -28,6 +28,8 @@ class OverlapCollector:
 
     def __init__(self) -> None:
         self.overlap = Overlap()
+        self.last: StepRecord | None = None
+        """The record behind the last account."""
         self._last_end: float | None = None
         self._servers: dict[str, dict[str, float]] = {}
         self._cpu: float | None = None  # as last read; the first reading is only where counting begins
@@ -125,4 +127,5 @@ class OverlapCollector:
         )
         self._last_end = event.end
         self._begin()
+        self.last = record
         return self.overlap.add(record)

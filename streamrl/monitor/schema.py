@@ -57,10 +57,12 @@ TABLE: tuple[EventSpec, ...] = (
         "trainer",
         ("version",),
         "Weight sync: from the first byte written until every server serves the version. "
-        "Also `bytes`, `generation_stalled` (seconds in which generation stood still), the stages `gather_s`, "
-        "`transfer_s`, `apply_s`, `commit_s`, `pause_s` (docs/rollout.md), and `missing`: servers without it, and why.",
+        "Also `bytes`, `digest` (the trainer's checksum) and `checksums` (by server), `generation_stalled` (seconds in "
+        "which generation stood still), the stages `gather_s`, `transfer_s`, `apply_s`, `commit_s`, `pause_s` "
+        "(docs/rollout.md), and `missing`: servers without it, and why.",
     ),
     _span("checkpoint", "trainer", ("step",), "The trainer writes a checkpoint."),
+    _span("wait_credit", "trainer", (), "The feeder has prompts, and waits until the queue gives credit for them."),
     _span("validate", "trainer", ("step",), "Validation in training's place; also `when` (before, during, after)."),
     _span("validate_beside", "trainer", ("step",), "Validation beside training, with the weights of `step` and later."),
     _span(
@@ -77,6 +79,7 @@ TABLE: tuple[EventSpec, ...] = (
         "close_step", "trainer", ("step",), "The step is written down: acks, batch log, state of all parts, metrics."
     ),
     # What the trainer's devices do. Everything else in a step is lost time.
+    _span("reward_model", "trainer", ("step",), "The reward model scores the rows."),
     _span("old_log_prob", "trainer", ("step",), "Log-probs of the rows under pi_old."),
     _span("ref", "trainer", ("step",), "Log-probs of the rows under the reference policy."),
     _span("teacher", "trainer", ("step",), "Log-probs of the rows under the teacher."),
@@ -97,7 +100,7 @@ TABLE: tuple[EventSpec, ...] = (
         "scored), `teacher_queue_seconds` (of that, waiting for a turn).",
         announced=False,
     ),
-    _span("tool", "agent worker", ("tool",), "One tool call; also `uid`, `session`.", announced=False),
+    _span("tool", "agent worker", ("tool",), "One tool call; also `uid`, `session`."),
     _span(
         "server_busy",
         "LLM server",
@@ -153,7 +156,21 @@ TABLE: tuple[EventSpec, ...] = (
         "Prompt groups by state; terminal states count since the start.",
     ),
     EventSpec("counter", "queue_bytes", "trainer", ("partition",), "Live bytes."),
+    EventSpec("counter", "queue_rows", "trainer", ("partition",), "Live rows."),
+    EventSpec("counter", "queue_credit", "trainer", ("partition",), "Prompt groups that may be out; 0: any number."),
+    EventSpec("counter", "queue_redelivered", "trainer", ("partition",), "Groups leased again, since the start."),
+    EventSpec(
+        "counter", "queue_oldest_age", "trainer", ("partition", "state"), "Seconds of the oldest group in a state."
+    ),
+    EventSpec(
+        "counter",
+        "unit_bytes",
+        "trainer",
+        ("unit",),
+        "Bytes that it holds in memory; also `budget`, `spilled`, `alive`.",
+    ),
     # The run.
+    EventSpec("counter", "heartbeat", "trainer", (), "The process lives; the number of the beat, every two seconds."),
     EventSpec("metrics", "step_metrics", "trainer", (), "The metrics of one step; `value` is the step."),
     EventSpec("state", "run", "trainer", (), "starting, validating, training, finished, interrupted or failed."),
     EventSpec("state", "prometheus", "trainer", ("key_file",), "The URL of the metrics endpoint; its bearer key."),
@@ -179,7 +196,9 @@ TABLE: tuple[EventSpec, ...] = (
 
 EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in TABLE}
 
-TRAIN_SPANS = ("train", "old_log_prob", "ref", "teacher", "values", "reward", "advantage", "update_critic")
+TRAIN_SPANS = (
+    "train", "reward_model", "old_log_prob", "ref", "teacher", "values", "reward", "advantage", "update_critic",
+)  # fmt: skip
 """Time in these is training; all other time of a step is lost to a cause."""
 
 CAUSE_OF_SPAN: dict[str, Cause] = {

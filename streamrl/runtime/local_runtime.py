@@ -7,6 +7,7 @@ The same loop, queue, agents and engines as under Ray; only the shells are missi
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from agent_loop.worker import AgentLoopWorker
 from streamrl.config import StreamRLConfig
 from streamrl.data import train_dataset, val_dataset
 from streamrl.monitor.events import EventLog
+from streamrl.monitor.heartbeat import heartbeat
 from streamrl.recording.record import open_recording
 from streamrl.recording.replay import NoServers, ReplayAgents
 from streamrl.rollout.building import build_server
@@ -39,9 +41,10 @@ from transfer_queue.storage.place import choose_spill
 @asynccontextmanager
 async def local_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[Parts]:
     """Everything started in the running loop, on the loop's clock."""
-    clock = asyncio.get_running_loop().time
+    clock = asyncio.get_running_loop().time if is_virtual(config) else time.monotonic
     async with AsyncExitStack() as stack:
         events = stack.enter_context(EventLog(run.path / "events", "trainer", clock=clock))
+        stack.enter_context(heartbeat(events))
         events.state("run", "starting")
         await check_remote_teacher(config)
         train_data, val_data = train_dataset(config), val_dataset(config)

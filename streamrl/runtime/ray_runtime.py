@@ -20,6 +20,7 @@ from agent_loop.manager import AgentLoopManager
 from streamrl.config import StreamRLConfig
 from streamrl.data import train_dataset, val_dataset
 from streamrl.monitor.events import EventLog
+from streamrl.monitor.heartbeat import heartbeat
 from streamrl.recording.record import Recording, open_recording
 from streamrl.recording.replay import NoServers, ReplayAgents
 from streamrl.rollout.fleet import Fleet
@@ -50,6 +51,7 @@ async def ray_parts(config: StreamRLConfig, run: RunDirectory) -> AsyncIterator[
     """Everything started and connected; stopped again when the block is left. Ray must be initialised."""
     async with AsyncExitStack() as stack:
         events = stack.enter_context(EventLog(run.path / "events", "trainer"))
+        stack.enter_context(heartbeat(events))
         events.state("run", "starting")
         await check_remote_teacher(config)
         train_data, val_data = train_dataset(config), val_dataset(config)

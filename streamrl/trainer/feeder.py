@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from agent_loop.rows import PROMPT_FIELDS
 from agent_loop.session import SAMPLED_SESSIONS
+from streamrl.monitor.events import EventLog
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded, QueueFull
 from transfer_queue.keys import prompt_uid
@@ -64,9 +65,11 @@ class Feeder:
     """
 
     def __init__(
-        self, client: QueueClient, source: PromptSource, *, partition: str, n: int, chunk: int, baseline: bool = False
-    ) -> None:
+        self, client: QueueClient, source: PromptSource, *, partition: str, n: int, chunk: int, baseline: bool = False,
+        events: EventLog | None = None,
+    ) -> None:  # fmt: skip
         self.next_order = 0
+        self._events = events or EventLog(None, "feeder")
         self._client = client
         self._source = source
         self._partition = partition
@@ -112,7 +115,8 @@ class Feeder:
     async def _admit_prompts(self, prompts: Prompts) -> bool:
         """Whether the queue gave credit for them."""
         try:
-            await self._client.admit(self._partition, prompts.specs, prompts.columns, wait=ADMIT_WAIT)
+            with self._events.span("wait_credit"):
+                await self._client.admit(self._partition, prompts.specs, prompts.columns, wait=ADMIT_WAIT)
         except QueueFull:
             return False
         return True

@@ -44,8 +44,9 @@ class Farm:
     teacher: RoutedClient | None = None
 
     def worker(self, name: str = "agent-0", **changes: Any) -> AgentLoopWorker:
-        def on_span(span: str, start: float, end: float, /, **fields: Any) -> None:
-            self.spans.append((span, start, end, fields))
+        def on_span(span: str, start: float, end: float | None, /, **fields: Any) -> None:
+            if end is not None:
+                self.spans.append((span, start, end, fields))
 
         client, chat = self.queue.client(name), changes.pop("chat", CHAT)
         return AgentLoopWorker(

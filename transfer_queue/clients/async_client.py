@@ -333,9 +333,10 @@ class QueueClient(RowVerbs):
         """The leases of `holder` end now: it is dead (its groups are then suspected of that), or has stopped."""
         await self._ask(ReleaseHolder(holder, died), Ok)
 
-    async def stats(self, *, orders: bool = False) -> QueueStats:
-        """Depths, bytes and ages by partition, and the units; with `orders` also which groups are outstanding."""
-        return await self._ask(Stats(orders), QueueStats)
+    async def stats(self, *, orders: bool = False, details: bool = False) -> QueueStats:
+        """Depths, bytes and ages by partition, and the units; with `orders` also which groups are outstanding, with
+        `details` who has leased how many and how many rows have which field."""
+        return await self._ask(Stats(orders, details), QueueStats)
 
     async def end_puts(self, partition: str) -> None:
         """This client puts nothing more to a partition: what room it holds for that is there for others."""

@@ -122,8 +122,8 @@ class SyncQueueClient:
     def release_holder(self, holder: str, *, died: bool = True) -> None:
         self._loop.run(self.client.release_holder(holder, died=died))
 
-    def stats(self, *, orders: bool = False) -> QueueStats:
-        return self._loop.run(self.client.stats(orders=orders))
+    def stats(self, *, orders: bool = False, details: bool = False) -> QueueStats:
+        return self._loop.run(self.client.stats(orders=orders, details=details))
 
     def close(self) -> None:
         """End this client; a second call does nothing."""

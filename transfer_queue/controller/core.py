@@ -345,7 +345,7 @@ class ControllerCore:
             case ListKeys() as body:
                 return self.ledger.listing(body.partition)
             case Stats() as body:
-                return self._stats(self.ledger.stats(now, orders=body.orders), now)
+                return self._stats(self.ledger.stats(now, orders=body.orders, details=body.details), now)
             case Hello() | Bye():
                 return Ok()
             case OpenPartition(durability="journal") as body:

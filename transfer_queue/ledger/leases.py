@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from transfer_queue.ledger.groups import Group
-from transfer_queue.net.messages import TaskSpec, Token
+from transfer_queue.net.messages import HolderStats, TaskSpec, Token
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +66,16 @@ class LeaseBook:
             group.lease = lease
         if deadline is not None:
             heapq.heappush(self._due, (deadline, token.counter, token))
+
+    def by_holder(self, partition: str, now: float) -> list[HolderStats]:
+        """Who has leased how many groups of a partition for which task, and since when."""
+        found: dict[tuple[str, str], tuple[int, float]] = {}
+        for lease in self.held.values():
+            if lease.partition == partition:
+                groups, granted = found.get((lease.task.name, lease.holder), (0, now))
+                held = groups + len(lease.groups), min(granted, lease.granted)
+                found[lease.task.name, lease.holder] = held
+        return [HolderStats(*key, groups, now - granted) for key, (groups, granted) in sorted(found.items())]
 
     def renew(self, lease: HeldLease, now: float) -> None:
         """A full ttl from `now`, if it is a clock lease."""

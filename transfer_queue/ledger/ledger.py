@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from transfer_queue.errors import Invalid, NotFound, QueueError
 from transfer_queue.keys import UNNAMED
 from transfer_queue.ledger import admission, commit, consuming, leasing, moving, queries, trainer
@@ -177,9 +179,15 @@ class Ledger:
         """The number of the last change of a group."""
         return self.partition(partition).changes.seq
 
-    def stats(self, now: float, *, orders: bool = False) -> dict[str, m.PartitionStats]:
-        """Depth, bytes and ages, by partition; with `orders` also which groups are outstanding."""
-        return {name: queries.stats(p, now, orders=orders) for name, p in self.partitions.items()}
+    def stats(self, now: float, *, orders: bool = False, details: bool = False) -> dict[str, m.PartitionStats]:
+        """Depth, bytes and ages, by partition; with `orders` also which groups are outstanding, with `details` who has
+        leased them and how many rows have which field."""
+        found = {name: queries.stats(p, now, orders=orders) for name, p in self.partitions.items()}
+        if details:
+            for name, p in self.partitions.items():
+                leases = self.leases.by_holder(name, now)
+                found[name] = msgspec.structs.replace(found[name], leases=leases, fields=p.rows.counts())
+        return found
 
     def stats_parts(self, now: float, size: int, *, orders: bool = False) -> Iterator[dict[str, m.PartitionStats]]:
         """`stats` in pieces of `size` partitions, of those that there are now."""

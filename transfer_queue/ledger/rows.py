@@ -162,6 +162,16 @@ class RowTable:
         """All fields that some row had, sorted."""
         return sorted(self.sets.names)
 
+    def counts(self) -> dict[str, int]:
+        """How many rows have each field."""
+        totals = dict.fromkeys(self.fields(), 0)
+        for places in self.places:
+            numbers = np.bincount(places.fields[: len(self.keys)])
+            for number in np.flatnonzero(numbers).tolist():
+                for name in self.sets.members(self.sets.bits[number]):
+                    totals[name] += int(numbers[number])
+        return totals
+
     def common_fields(self, rows: Sequence[int]) -> list[str]:
         """The fields that all rows have, sorted."""
         return self.sets.members(self._common(rows)) if rows else []

@@ -453,6 +453,7 @@ class Watch(Message, tag=True):
 
 class Stats(Message, tag=True):
     orders: bool = False  # also which groups are outstanding; that takes time proportional to their number
+    details: bool = False  # also who holds leases, and how many rows have which field; proportional to leases and rows
 
 
 class SegmentRequest(Message, tag=True):
@@ -616,6 +617,15 @@ class Part(Message, tag=True):
     body: Listing | Changes | QueueStats | None = None
 
 
+class HolderStats(Message):
+    """What one holder has leased for one task: groups, and how long the oldest of these leases has been held."""
+
+    task: str
+    holder: str
+    groups: int
+    oldest: float
+
+
 class PartitionStats(Message):
     depth: dict[str, int]  # groups by state; terminal states count since the start
     rows: int
@@ -628,6 +638,8 @@ class PartitionStats(Message):
     max_groups: int = 0
     outstanding: list[int] = []  # orders of the groups that are not terminal, if asked for
     consumers: list[str] = []  # tasks that consumed rows (Fetch)
+    leases: list[HolderStats] = []  # with details
+    fields: dict[str, int] = {}  # rows that have it, with details
 
 
 class UnitStats(Message):
