@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import xxhash
 from torch import Tensor
 
 _WORD = (1 << 64) - 1
+_MOST_THREADS = 4
+"""More do not read faster: memory is what limits them."""
 
 
-def weights_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+def weights_digest(tensors: Iterable[tuple[str, Tensor]], threads: int = 1) -> str:
     """Of (Hugging Face name, full tensor) pairs, 16 hex digits: the sum of the xxh3_64 of every tensor with its name,
     dtype and shape, modulo 2^64. Two processes that hold the same file's tensors get the same one."""
-    return f"{sum(tensor_digest(name, tensor) for name, tensor in tensors) & _WORD:016x}"
+    if threads == 1:
+        return f"{sum(tensor_digest(name, tensor) for name, tensor in tensors) & _WORD:016x}"
+    with ThreadPoolExecutor(threads) as pool:  # hashing lets other threads run
+        return f"{sum(pool.map(tensor_digest, *zip(*tensors, strict=True))) & _WORD:016x}"
+
+
+def free_threads(processes: int = 1) -> int:
+    """For reading and writing tensors of this process, where so many on this machine do it at the same time."""
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // processes))
 
 
 def tensor_digest(name: str, tensor: Tensor) -> int:

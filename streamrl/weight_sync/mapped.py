@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from streamrl.weight_sync.layout import MAX_HEADER, parse
+from streamrl.weight_sync.layout import MAX_HEADER, Entry, parse
 from streamrl.weight_sync.protocol import WeightsDamaged, WeightsMissing
 
 if TYPE_CHECKING:
@@ -24,8 +24,16 @@ def map_tensors(path: str) -> dict[str, Tensor]:
 
     Raises WeightsMissing, WeightsDamaged (bad header, truncated, empty).
     """
-    import torch
+    handle, entries, size = opened(path)
+    try:
+        return views(mmap.mmap(handle, size, access=mmap.ACCESS_COPY), entries)  # shares the lock with `handle`
+    finally:
+        os.close(handle)
 
+
+def opened(path: str) -> tuple[int, list[tuple[Entry, int]], int]:
+    """A file, with a shared lock on it: its handle, its tensors and where each begins, its size. Raises as
+    `map_tensors`."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -38,24 +46,29 @@ def map_tensors(path: str) -> dict[str, Tensor]:
         length = int.from_bytes(os.pread(handle, 8, 0), "little")
         header = os.pread(handle, length, 8) if length <= MAX_HEADER else b""
         entries = parse(header, found.st_size - 8 - length)
-        memory = mmap.mmap(handle, found.st_size, access=mmap.ACCESS_COPY)  # shares the lock with `handle`
-    except BlockingIOError as error:
-        raise WeightsMissing(GONE.format(path)) from error
-    except (OSError, ValueError) as error:
-        if isinstance(error, WeightsMissing):
-            raise
-        raise WeightsDamaged(f"{path} is no whole safetensors file ({error}); publish again") from error
-    finally:
+    except BaseException as error:
         os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise WeightsMissing(GONE.format(path)) from error
+        if isinstance(error, (OSError, ValueError)) and not isinstance(error, WeightsMissing):
+            raise WeightsDamaged(f"{path} is no whole safetensors file ({error}); publish again") from error
+        raise
+    return handle, [(entry, 8 + length + start) for entry, start in entries], found.st_size
+
+
+def views(memory: mmap.mmap, entries: list[tuple[Entry, int]]) -> dict[str, Tensor]:
+    """They hold `memory`."""
+    import torch
+
     types = torch_types()
     return {
-        entry.name: torch.frombuffer(
-            memory, dtype=types[entry.dtype], count=entry.numbers, offset=8 + length + start
-        ).view(entry.shape)
+        entry.name: torch.frombuffer(memory, dtype=types[entry.dtype], count=entry.numbers, offset=start).view(
+            entry.shape
+        )
         if entry.nbytes
         else torch.empty(entry.shape, dtype=types[entry.dtype])
         for entry, start in entries
-    }  # fmt: skip
+    }
 
 
 def recyclable(path: str | os.PathLike[str], name: str | os.PathLike[str]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from streamrl.weight_sync.kept import KeptPages
 from streamrl.weight_sync.protocol import WeightInfo
 from streamrl.weight_sync.ranks import Ranks
 from streamrl.weight_sync.shared_memory import WeightStore
@@ -54,17 +55,20 @@ class FilePublisher:
     def __init__(self, settings: SyncSettings, directory: str, ranks: Ranks) -> None:
         self._settings, self._ranks = settings, ranks
         self._store = WeightStore(directory, older=settings.older, keep=settings.keep)
+        self._pages = KeptPages() if settings.backend == "shm" else None
 
     def publish(self, shares: Iterable[Share], version: int) -> WeightInfo | None:
         from streamrl.weight_sync.shares import write_shares
 
-        info = write_shares(self._store, list(shares), version, self._ranks)
+        info = write_shares(self._store, list(shares), version, self._ranks, self._pages)
         if info is not None and not self._settings.staged:
             self._store.publish(version, info.path)
             info = replace(info, staged=False)
         return info
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self._pages is not None:
+            self._pages.close()
 
 
 def publisher(settings: SyncSettings, directory: str, ranks: Ranks, rendezvous: str = "") -> Publisher:

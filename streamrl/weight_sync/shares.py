@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import errno
 import math
+import mmap
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamrl.weight_sync.digest import tensor_digest
+from streamrl.weight_sync.digest import free_threads, tensor_digest
 from streamrl.weight_sync.layout import Entry, FileLayout
-from streamrl.weight_sync.mapped import map_tensors, torch_types
+from streamrl.weight_sync.mapped import map_tensors, opened, torch_types, views
 from streamrl.weight_sync.plan import source_box
 from streamrl.weight_sync.protocol import WeightInfo, WeightsNotWritten
 from streamrl.weight_sync.ranks import Ranks
@@ -31,6 +34,7 @@ from streamrl.weight_sync.removing import remove
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from streamrl.weight_sync.kept import KeptPages
     from streamrl.weight_sync.shared_memory import WeightStore
 
 _WORD, _LOW = (1 << 64) - 1, (1 << 32) - 1
@@ -78,8 +82,11 @@ def cast(shares: Iterable[Share], dtype: str | None) -> Iterator[Share]:
         yield replace(share, local=share.local.to(kind)) if changes else share
 
 
-def write_shares(store: WeightStore, shares: Sequence[Share], version: int, ranks: Ranks) -> WeightInfo | None:
-    """Make `version` complete in `store`, not yet findable. Collective; the info on rank 0, None elsewhere.
+def write_shares(
+    store: WeightStore, shares: Sequence[Share], version: int, ranks: Ranks, pages: KeptPages | None = None
+) -> WeightInfo | None:
+    """Make `version` complete in `store`, not yet findable. Collective; the info on rank 0, None elsewhere. `pages`: of
+    this rank's earlier versions, where the store lies in memory.
 
     Raises FloatingPointError on every rank (a number is not finite), WeightsNotWritten on every rank (no room, ...;
     nothing is left of it), ValueError (negative version, no tensors), WeightsNotPrivate.
@@ -88,32 +95,29 @@ def write_shares(store: WeightStore, shares: Sequence[Share], version: int, rank
     layout = FileLayout.of((share.entry for share in shares), {"version": str(version), "format": "pt"})
     temporary = store.temporary(version)
     step = Together(ranks, version, temporary)
+    alone, threads = ranks.world_size == 1, free_threads(ranks.world_size)
     with step:
         if ranks.rank == 0:
             store.begin(version, layout.size)
             _make(temporary, layout)
-    broken: list[str] = []
-    gathered, total = 0.0, 0
+    written: list[_Written] = []
+    memory: mmap.mmap | None = None
     with step:
-        handle = os.open(temporary, os.O_WRONLY)
+        handle = os.open(temporary, os.O_RDWR)
         try:
-            for share in shares:
-                start = time.perf_counter()
-                local = share.local.to("cpu").contiguous()
-                if not finite(local):
-                    broken.append(share.name)
-                gathered += time.perf_counter() - start
-                if ranks.world_size == 1:
-                    total += tensor_digest(share.name, local.view(share.shape))
-                width = local.element_size()
-                _pwrite(handle, as_bytes(local), layout.offsets[share.name] + share.start * width)
+            memory = pages.of(handle, layout.size) if pages else None
+            write = partial(_copy, memory) if memory else partial(_pwrite, handle)
+            with ThreadPoolExecutor(threads) as pool:
+                written = list(pool.map(lambda share: _write(share, layout, write, alone), shares))
             os.fsync(handle)
         finally:
             os.close(handle)
-    step.refuse(broken)
+    step.refuse([share.name for share, each in zip(shares, written, strict=True) if not each.finite])
+    total = sum(each.digest for each in written) & _WORD
     with step:
-        if ranks.world_size > 1:
-            total = _digest(temporary, sorted(share.name for share in shares)[ranks.rank :: ranks.world_size])
+        if not alone:
+            names = sorted(share.name for share in shares)[ranks.rank :: ranks.world_size]
+            total = _digest(temporary, names, memory)
     low, high = ranks.added_up([total & _LOW, total >> 32 & _LOW])
     digest = f"{low + (high << 32) & _WORD:016x}"
     with step:
@@ -121,8 +125,26 @@ def write_shares(store: WeightStore, shares: Sequence[Share], version: int, rank
     if path is None:
         return None
     took = time.perf_counter() - began
+    gathered = sum(each.gather_seconds for each in written) / threads
     stages = {"gather": gathered, "transfer": took - gathered}
     return WeightInfo(version, str(path), layout.size, took, digest, staged=True, stages=stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    finite: bool
+    digest: int
+    """0 where others have parts of the tensor."""
+    gather_seconds: float
+
+
+def _write(share: Share, layout: FileLayout, write: Callable[[memoryview, int], None], alone: bool) -> _Written:
+    began = time.perf_counter()
+    local = share.local.to("cpu").contiguous()
+    is_finite, gathered = finite(local), time.perf_counter() - began
+    write(as_bytes(local), layout.offsets[share.name] + share.start * local.element_size())
+    digest = tensor_digest(share.name, local.view(share.shape)) if alone else 0
+    return _Written(is_finite, digest, gathered)
 
 
 def finite(tensor: Tensor) -> bool:
@@ -141,6 +163,15 @@ def _make(path: Path, layout: FileLayout) -> None:
         os.utime(handle, ns=(now, now))
     finally:
         os.close(handle)
+
+
+def _copy(memory: mmap.mmap, data: memoryview, at: int) -> None:
+    """By torch, which lets other threads run meanwhile."""
+    import torch
+
+    if data:
+        there = torch.frombuffer(memory, dtype=torch.uint8, count=len(data), offset=at)
+        there.copy_(torch.frombuffer(data, dtype=torch.uint8))
 
 
 def _pwrite(handle: int, data: memoryview, at: int) -> None:
@@ -164,9 +195,14 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _digest(path: Path, names: Iterable[str]) -> int:
+def _digest(path: Path, names: Iterable[str], memory: mmap.mmap | None) -> int:
     """Of tensors as they lie in the file: each rank looks at some of those that all of them wrote."""
-    tensors = map_tensors(str(path))
+    if memory is None:
+        tensors = map_tensors(str(path))
+    else:
+        handle, entries, _ = opened(str(path))
+        os.close(handle)
+        tensors = views(memory, entries)
     return sum(tensor_digest(name, tensors[name]) for name in names) & _WORD
 
 

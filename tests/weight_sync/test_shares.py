@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsNotWritten, WeightStore
 from streamrl.weight_sync.digest import weights_digest
+from streamrl.weight_sync.kept import KeptPages
 from streamrl.weight_sync.mapped import map_tensors
 from streamrl.weight_sync.shares import shares_of, write_shares
 from tests.weight_sync.ranks import ThreadRanks, on_all, rank_threads
@@ -22,9 +23,12 @@ TENSORS = {
 }  # fmt: skip
 
 
-def written(store: WeightStore, tensors: dict[str, torch.Tensor], version: int, world_size: int) -> list[object]:
+def written(
+    store: WeightStore, tensors: dict[str, torch.Tensor], version: int, world_size: int, *pages: KeptPages
+) -> list[object]:
     def one(ranks: ThreadRanks) -> WeightInfo | None:
-        return write_shares(store, list(shares_of(tensors.items(), ranks.rank, world_size)), version, ranks)
+        mine = list(shares_of(tensors.items(), ranks.rank, world_size))
+        return write_shares(store, mine, version, ranks, *pages[ranks.rank : ranks.rank + 1])
 
     return on_all(rank_threads(world_size), one)
 
@@ -116,6 +120,29 @@ def test_pages_of_an_old_version_are_written_again_unless_somebody_reads_them(tm
         store.publish(version, info.path)
         assert os.stat(info.path).st_ino != nodes[1]
     assert all(torch.equal(held[name], before[name]) for name in held)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_versions_that_are_written_through_kept_pages_are_the_same(
+    tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, pages = WeightStore(tmp_path / "w"), [KeptPages() for _ in range(world_size)]
+    pwrite, wrote = os.pwrite, []
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: wrote.append(at) or pwrite(handle, data, at))
+    for version in range(1, 7):
+        tensors = {name: tensor + version for name, tensor in (TENSORS | {"g.pages": torch.randn(9000)}).items()}
+        wrote.clear()
+        info = written(store, tensors, version, world_size, *pages)[0]
+        assert isinstance(info, WeightInfo)
+        store.publish(version, info.path)
+        assert info.digest == weights_digest(tensors.items())
+        found = load_file(info.path)
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        assert (len(wrote) == 1) == (version > 2), "from the third on only the header"
+    larger = {"a": torch.randn(20_000)}
+    info = written(store, larger, 7, world_size, *pages)[0]
+    assert isinstance(info, WeightInfo)
+    assert torch.equal(load_file(info.path)["a"], larger["a"])
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 40, -1])
