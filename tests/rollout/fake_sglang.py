@@ -2,7 +2,8 @@
 
 A scheduler makes one token per step for every running request. As in the original an abort means every id that begins
 with the given one, a paused server answers control calls alone, memory is released only when nothing runs,
-`ignore_eos` also ignores stop tokens, and versions are told as spans at the end of a request.
+`ignore_eos` also ignores stop tokens, versions are told as spans at the end of a request, log-probs of a prompt's
+tokens know no temperature, and those after top-k are told up to a number of tokens.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class FakeRequest:
     prompt: list[int]
     params: dict[str, Any]
     extra_key: str
+    scores_from: int = -1
+    masked: bool = False
     tokens: list[int] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
     sent: int = 0
@@ -40,8 +43,11 @@ class FakeSglang:
     """Serves at `url` until `close`."""
 
     def __init__(
-        self, *, vocab_size: int, slots: int, context_length: int, step_seconds: float = 0.002, incremental: bool = True
-    ) -> None:
+        self, *, vocab_size: int, slots: int, context_length: int, step_seconds: float = 0.002,
+        incremental: bool = True, lag: float = 0.0, info: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`lag`: seconds for which what a stream has sent is on its way. `info`: what it says of itself."""
+        self.lag, self.info = lag, {"disable_overlap_schedule": True, "sampling_mask_max_tokens": 4096} | (info or {})
         self.vocab_size, self.slots, self.context_length = vocab_size, slots, context_length
         self.step_seconds, self.incremental = step_seconds, incremental
         self.version, self.directory, self.paused, self.released = "default", "", False, False
@@ -89,7 +95,7 @@ class FakeSglang:
                 if self.running or self.waiting:
                     return Answer("Flush cache failed.", 400)
             case "/server_info":
-                return Answer({"version": "fake", "internal_states": [{"last_gen_throughput": 0.0}]})
+                return Answer({"version": "fake", "internal_states": [{"last_gen_throughput": 0.0}], **self.info})
             case "/v1/loads":
                 return Answer({"loads": [{"num_running_reqs": len(self.running), "token_usage": 0.25}]})
             case _:
@@ -97,13 +103,19 @@ class FakeSglang:
         return Answer({"message": "ok"})
 
     def _generate(self, body: dict[str, Any]) -> Answer:
-        request = FakeRequest(body["rid"], body["input_ids"], body["sampling_params"], body.get("extra_key") or "")
+        request = FakeRequest(
+            body["rid"], body["input_ids"], body["sampling_params"], body.get("extra_key") or "",
+            scores_from=body["logprob_start_len"], masked=body.get("return_sampling_mask", False),
+        )  # fmt: skip
         assert body["return_logprob"]
         assert body["stream"]
         assert max(request.prompt) < self.vocab_size, "SGLang's scheduler ends here"
         total = len(request.prompt) + request.params["max_new_tokens"]
         if total > self.context_length:
             return Answer(stream=_error(f"maximum context length of {self.context_length}; a total of {total}"))
+        limit = self.info["sampling_mask_max_tokens"]
+        if request.masked and not 1 <= request.params["top_k"] <= limit:
+            return Answer(stream=_error(f"return_sampling_mask requires top_k=1 or finite 1 < top_k <= {limit}"))
         self.waiting.append(request)
         self._arrived.set()
         return Answer(stream=self._stream(request))
@@ -114,8 +126,10 @@ class FakeSglang:
                 await request.news.wait()
                 request.news.clear()
                 done = request.reason is not None
-                yield json.dumps(self._chunk(request))
+                chunk = json.dumps(self._chunk(request))
                 request.sent = len(request.tokens)
+                await asyncio.sleep(self.lag)
+                yield chunk
                 if done:
                     break
             yield "[DONE]"
@@ -135,6 +149,12 @@ class FakeSglang:
             "cached_tokens": 0,
             "output_token_logprobs": [[log_prob, token, None] for token in request.tokens[first:]],
         }
+        if request.scores_from >= 0:
+            scored = request.prompt[request.scores_from :]
+            meta["input_token_logprobs"] = [[None, scored[0], None], *([fake_log_prob(t), t, None] for t in scored[1:])]
+        if request.masked:
+            log_prob = -math.log(self._kept(request.params))
+            meta["output_token_sampling_logprobs"] = [log_prob] * len(request.tokens[first:])
         if request.reason is not None:
             meta["weight_versions"] = _spans(request.versions)
         return {"output_ids": request.tokens[first:], "meta_info": meta}
@@ -181,7 +201,7 @@ class FakeSglang:
         if request.aborted:
             return self._end(request, {"type": "abort", "message": "Aborted"})
         position = len(request.prompt) + len(made)
-        token = int(uniforms(params["sampling_seed"] or 0, 0, position, 1)[0] * self.vocab_size)
+        token = int(uniforms(params["sampling_seed"] or 0, 0, position, 1)[0] * self._kept(params))
         made.append(token)
         request.versions.append(self.version)
         if token in params["stop_token_ids"] and not params["ignore_eos"]:
@@ -190,11 +210,21 @@ class FakeSglang:
             return self._end(request, {"type": "length", "length": len(made)})
         request.news.set()
 
+    def _kept(self, params: dict[str, Any]) -> int:
+        """Tokens that are left of equally likely ones: the first."""
+        by_top_p = math.floor(params["top_p"] * self.vocab_size) + 1
+        return min(params["top_k"] if params["top_k"] > 0 else self.vocab_size, by_top_p, self.vocab_size)
+
     def _end(self, request: FakeRequest, reason: dict[str, Any]) -> None:
         request.reason = reason
         if request in self.running:
             self.running.remove(request)
         request.news.set()
+
+
+def fake_log_prob(token: int) -> float:
+    """Of a token of a prompt, whatever stands before it."""
+    return -1.0 - token / 8
 
 
 async def _error(message: str) -> AsyncIterator[str]:

@@ -6,6 +6,7 @@ The simulation runs on a virtual clock; `Case.run` hides which loop a test is on
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent_loop.llm.protocol import (
+    CannotScore,
     ContextOverflow,
     Generation,
     ImagesNotServed,
@@ -41,6 +43,9 @@ class Case:
     build: Callable[[], LLMServer]
     publish: Callable[[int], str]
     scores: bool = True
+    score_temperatures: tuple[float, float] | None = (0.7, 0.5)
+    """None: it tells log-probs of given tokens at 1 alone."""
+    cuts: bool = True
     seeds: bool = True
 
     def needs_scores(self) -> None:
@@ -89,12 +94,17 @@ def case(request: pytest.FixtureRequest, model_dirs: dict[str, str], other_weigh
             request.param,
             lambda: SglangServer(config),
             lambda version: other_weights("qwen2", version, version).path,
-            scores=False,
+            score_temperatures=None,
             seeds=not real,
         )
     if request.param == "sim":
         sim = SimConfig(vocab_size=VOCAB, token_seconds=0.01, token_sigma=0.3, response_tokens_sigma=0.5)
-        return Case("sim", lambda: SimServer(sim, max_num_seqs=SLOTS, max_model_len=MAX_LEN), lambda version: "unused")
+        return Case(
+            "sim",
+            lambda: SimServer(sim, max_num_seqs=SLOTS, max_model_len=MAX_LEN),
+            lambda version: "unused",
+            cuts=False,
+        )
     from streamrl.rollout.torch.server import TorchServer
 
     return Case(
@@ -259,6 +269,24 @@ def test_prompts_that_cannot_fit_are_the_callers_error(case: Case) -> None:
     case.run(test)
 
 
+@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.05}, {"top_k": 1}], ids=str)
+def test_log_probs_are_those_after_the_cuts(case: Case, sampling: dict[str, Any]) -> None:
+    if not case.cuts:
+        pytest.skip(f"{case.name} has no distribution to cut")
+
+    async def test(server: LLMServer) -> None:
+        results = await asyncio.gather(*(start(server, f"r{i}", 1, seed=i, **sampling) for i in range(80)))
+        told = {got.token_ids[0]: got.log_probs[0] for got in results}
+        kept = sampling.get("top_k", VOCAB)
+        assert len(told) <= kept
+        for got in results:
+            assert got.log_probs[0] == pytest.approx(told[got.token_ids[0]], abs=1e-3)
+        if len(told) == kept or "top_p" in sampling:  # all of them were seen, most likely
+            assert sum(map(math.exp, told.values())) == pytest.approx(1.0, abs=1e-2)
+
+    case.run(test)
+
+
 def test_images_are_refused_by_servers_of_text(case: Case) -> None:
     async def test(server: LLMServer) -> None:
         with pytest.raises(ImagesNotServed, match="the prompt has 2 images; .*Server serves text alone"):
@@ -385,23 +413,29 @@ def test_scores_are_one_log_prob_per_response_token_whatever_else_runs(case: Cas
         rng = random.Random(5)
         rows = [([rng.randrange(VOCAB)] * rng.randint(1, 9), [rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))])
                 for _ in range(12)]  # fmt: skip
-        alone = [await server.score(prompt, response, 0.7) for prompt, response in rows]
+        temperature, colder = case.score_temperatures or (1.0, None)
+        alone = [await server.score(prompt, response, temperature) for prompt, response in rows]
         running = [start(server, f"r{i}", 60) for i in range(SLOTS + 2)]
-        together = await asyncio.gather(*(server.score(prompt, response, 0.7) for prompt, response in rows))
+        together = await asyncio.gather(*(server.score(prompt, response, temperature) for prompt, response in rows))
         for (_, response), first, second in zip(rows, alone, together, strict=True):
             assert len(first.log_probs) == len(response)
             assert max(first.log_probs) <= 0
             assert second.log_probs == pytest.approx(first.log_probs, abs=1e-5)
             assert min(second.queue_seconds, second.engine_seconds) >= 0
             assert first.weight_version == 0
-        colder = await server.score(*rows[0], 0.5)
-        assert colder.log_probs != pytest.approx(alone[0].log_probs, abs=1e-3), "the temperature counts"
+        if colder is None:
+            with pytest.raises(CannotScore):
+                await server.score(*rows[0], 0.5)
+        else:
+            cold = await server.score(*rows[0], colder)
+            assert cold.log_probs != pytest.approx(alone[0].log_probs, abs=1e-3), "the temperature counts"
         for got in await asyncio.gather(*running):
             check(got)
             assert len(got.token_ids) == 60
         load = await server.load()
-        assert (load.running, load.waiting, load.rows_scored) == (0, 0, 25)
-        assert load.tokens_scored == 2 * sum(len(response) for _, response in rows) + len(rows[0][1])
+        assert (load.running, load.waiting, load.rows_scored) == (0, 0, 24 + (colder is not None))
+        cold_tokens = 0 if colder is None else len(rows[0][1])
+        assert load.tokens_scored == 2 * sum(len(response) for _, response in rows) + cold_tokens
         assert load.tokens_generated == 60 * (SLOTS + 2), "scoring makes no tokens"
         assert load.score_queue_seconds >= sum(scores.queue_seconds for scores in together)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -13,14 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_loop.llm.protocol import SamplingParams, ServerDied
+from agent_loop.llm.protocol import CannotScore, SamplingParams, ServerDied
 from streamrl.rollout.building import build_server
 from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.sglang.options import SglangOptions, arguments, environment
 from streamrl.rollout.sglang.server import SglangServer
 from streamrl.weight_sync import WeightsDamaged, WeightsMismatch, WeightsMissing, WeightStore
 from tests.rollout.conftest import VOCAB, tiny_model
-from tests.rollout.fake_sglang import KEY, FakeSglang
+from tests.rollout.fake_sglang import KEY, FakeSglang, fake_log_prob
 from tests.rollout.kept_sglang import local_options, sglang_at
 
 LONG = SamplingParams(max_tokens=400)
@@ -61,6 +62,72 @@ async def test_a_request_that_begins_after_a_swap_shares_no_cache_with_those_bef
     for key, version in fake.prefilled:
         assert key.startswith(f"weights {version} ")
     assert {version for _, version in fake.prefilled} == {"0", "7"}
+    await server.close()
+
+
+async def test_tokens_that_are_read_after_a_swap_carry_the_version_that_sampled_them(
+    model_dirs: dict[str, str], other_weights: Any
+) -> None:
+    fake = FakeSglang(vocab_size=VOCAB, slots=4, context_length=520, lag=0.2)
+    server = SglangServer(sglang_at(fake.url, KEY, model_dirs["qwen2"]))
+    task = asyncio.ensure_future(server.generate("r", [1, 2], SamplingParams(max_tokens=50)))
+    while not fake.running or len(fake.running[0].tokens) < 20:  # noqa: ASYNC110  # the fake announces no tokens
+        await asyncio.sleep(0.002)
+    await server.update_weights(other_weights("qwen2", 7, 7).path, 7)
+    while not (made := (await server.progress({"r": 0})).get("r")):  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
+    assert made.weight_versions[0] == 0
+    got = await task
+    assert got.weight_versions == sorted(got.weight_versions)
+    assert got.weight_versions[: len(made.weight_versions)] == made.weight_versions
+    await server.close()
+    fake.close()
+
+
+async def test_a_server_that_overlaps_its_steps_is_told_of(
+    model_dirs: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for overlaps in (False, True):
+        fake = FakeSglang(
+            vocab_size=VOCAB, slots=4, context_length=520, info={"disable_overlap_schedule": not overlaps}
+        )
+        server = SglangServer(sglang_at(fake.url, KEY, model_dirs["qwen2"]))
+        assert ("--disable-overlap-schedule" in caplog.text) == overlaps
+        await server.close()
+        fake.close()
+
+
+async def test_log_probs_after_cuts_are_those_of_what_is_left(fake: FakeSglang, model_dirs: dict[str, str]) -> None:
+    server = SglangServer(sglang_at(fake.url, KEY, model_dirs["qwen2"]))
+    got = await server.generate("r", [1, 2], SamplingParams(max_tokens=30, top_k=5, seed=1))
+    assert set(got.token_ids) <= set(range(5))
+    assert got.log_probs == pytest.approx([-math.log(5)] * 30)
+    got = await server.generate("s", [1, 2], SamplingParams(max_tokens=3, top_p=0.9))
+    assert got.log_probs == pytest.approx([-math.log(58)] * 3), "of 64 equally likely ones"
+    await server.close()
+
+
+async def test_scores_are_the_servers_own_at_temperature_1_alone(fake: FakeSglang, model_dirs: dict[str, str]) -> None:
+    server = SglangServer(sglang_at(fake.url, KEY, model_dirs["qwen2"]))
+    scores = await server.score([1, 2], [3, 4, 5])
+    assert scores.log_probs == [fake_log_prob(token) for token in (3, 4, 5)]
+    with pytest.raises(CannotScore, match=r"temperature 0\.7: SGLang tells log-probs of given tokens at 1 alone"):
+        await server.score([1, 2], [3], 0.7)
+    await server.close()
+
+
+async def test_what_is_scored_across_a_swap_is_scored_by_the_new_weights(
+    fake: FakeSglang, model_dirs: dict[str, str], other_weights: Any
+) -> None:
+    server = SglangServer(sglang_at(fake.url, KEY, model_dirs["qwen2"]))
+    running = [asyncio.ensure_future(server.generate(f"r{i}", [1, 2], LONG)) for i in range(4)]
+    await until_running(server)
+    asked = asyncio.ensure_future(server.score([1, 2], [3, 4]))
+    await asyncio.sleep(0)
+    await server.update_weights(other_weights("qwen2", 7, 7).path, 7)
+    await server.abort()
+    assert (await asked).weight_version == 7
+    await asyncio.gather(*running)
     await server.close()
 
 

@@ -21,9 +21,9 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, Literal, TypeVar
 
-from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad, StopReason
+from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, StopReason
 from streamrl.rollout.events import Reporter
-from streamrl.rollout.sglang.request import Call, added, body, new_salt, versions
+from streamrl.rollout.sglang.request import Call, added, body, new_salt, version_of, versions
 from streamrl.rollout.sglang.wire import Refused, SglangHttp
 from streamrl.weight_sync import WeightsDamaged
 
@@ -47,8 +47,10 @@ class SglangCalls:
     answered exactly once; nothing is sent while there is a reason to stand.
     """
 
-    def __init__(self, http: SglangHttp, *, slots: int, version: int, releases: bool, report: Reporter) -> None:
-        self.http, self.slots, self.version = http, slots, version
+    def __init__(
+        self, http: SglangHttp, *, slots: int, version: int, support: int, releases: bool, report: Reporter
+    ) -> None:
+        self.http, self.slots, self.version, self._support = http, slots, version, support
         self.open: dict[str, Call] = {}
         self.failure: str | None = None
         self._waiting: dict[str, Call] = {}
@@ -62,6 +64,8 @@ class SglangCalls:
         self._changing = asyncio.Lock()
         self._releases, self._report = releases, report
         self._tokens = self._preemptions = self._prompt_tokens = self._cached_tokens = 0
+        self._rows_scored = self._tokens_scored = 0
+        self._score_queue_seconds = 0.0
         self._usage = 0.0
         self._heard = self._last_token = self._busy_from = time.monotonic()
 
@@ -69,8 +73,19 @@ class SglangCalls:
         self.check_alive()
         if call_id in self.open:
             raise ValueError(f"request id {call_id!r} is already open here; ids must be unique per server")
-        call = Call(call_id, prompt, sampling, seed, asyncio.get_running_loop().create_future())
-        self.open[call_id] = self._waiting[call_id] = call
+        return await self._answer(Call(call_id, prompt, sampling, seed, asyncio.get_running_loop().create_future()))
+
+    async def score(self, prompt: list[int], response: list[int]) -> Scores:
+        """Takes a slot for a prefill, and one token that is thrown away: it has the version."""
+        self.check_alive()
+        answer = asyncio.get_running_loop().create_future()
+        call_id = f"score {uuid.uuid4().hex}"
+        return await self._answer(
+            Call(call_id, [*prompt, *response], SamplingParams(max_tokens=1), 0, answer, scored=len(response))
+        )
+
+    async def _answer(self, call: Call) -> Any:
+        self.open[call.id] = self._waiting[call.id] = call
         self._admit()
         try:
             return await call.answer
@@ -80,7 +95,8 @@ class SglangCalls:
 
     async def abort(self, ids: Iterable[str] | None) -> int:
         self.check_alive()
-        calls = list(self.open.values()) if ids is None else [self.open[id] for id in ids if id in self.open]
+        meant = list(self.open.values()) if ids is None else [self.open[id] for id in ids if id in self.open]
+        calls = [call for call in meant if not call.scored]
         await self._drop(calls)
         return len(calls)
 
@@ -146,6 +162,9 @@ class SglangCalls:
             cache_usage=self._usage,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
+            rows_scored=self._rows_scored,
+            tokens_scored=self._tokens_scored,
+            score_queue_seconds=self._score_queue_seconds,
             asleep="asleep" in self._stands,
             **self._report.figures(now),
         )
@@ -224,12 +243,13 @@ class SglangCalls:
         """A call's stream to its end: the root of its task, so everything that goes wrong is settled here."""
         try:
             finished = False
-            async with contextlib.aclosing(self.http.generate(body(call, self._salt))) as stream:
+            async with contextlib.aclosing(self.http.generate(body(call, self._salt, self._support))) as stream:
                 async for chunk in stream:
                     if call in self._leaving:  # SGLang heard of the abort before the request: it ends with the stream
                         return
                     meta = chunk["meta_info"]
-                    self._take(call, chunk["output_ids"], meta)
+                    if not call.scored:
+                        self._take(call, chunk["output_ids"], meta)
                     finished = meta["finish_reason"] is not None
                     if finished:
                         self._finish(call, meta)
@@ -278,25 +298,39 @@ class SglangCalls:
             self._report.first_token(began - call.submitted, time.perf_counter() - call.submitted)
             self._prompt_tokens += len(call.prompt)
             self._cached_tokens += meta.get("cached_tokens") or 0
-        self._report.busy(self._busy_from, now, self._tokens + count)
         self._tokens += count
-        self._last_token = self._busy_from = now
+        self._was_busy(now)
         got.token_ids += fresh
         got.log_probs += log_probs
-        got.weight_versions += [self.version] * count
+        got.weight_versions += [version_of(meta)] * count
+
+    def _was_busy(self, now: float) -> None:
+        self._report.busy(self._busy_from, now, self._tokens, scored=self._tokens_scored)
+        self._last_token = self._busy_from = now
 
     def _finish(self, call: Call, meta: dict[str, Any]) -> None:
         self._preemptions += meta.get("num_retractions") or 0
         got, reason = call.generation, meta["finish_reason"]
-        if "weight_versions" in meta:
+        if call.scored and reason["type"] in _REASONS:
+            if scores := call.end_score(meta):
+                self._rows_scored += 1
+                self._tokens_scored += call.scored
+                self._score_queue_seconds += scores.queue_seconds
+            self._heard = time.monotonic()
+            self._was_busy(self._heard)
+            return self._forget(call)
+        if "weight_versions" in meta and not call.scored:
             stamped = versions(meta, len(got.token_ids))
-            if stamped != got.weight_versions:  # tokens that came while a swap was answered: the engine knows better
+            if stamped != got.weight_versions:  # the scheduler's own count goes first
                 logger.warning("request %s: versions %s, not as they came", call.id, meta["weight_versions"])
                 got.weight_versions[:] = stamped
         if reason["type"] in _REASONS:
             call.end(_REASONS[reason["type"]])
         elif reason.get("status_code") == 400:
             raise Refused(f"SGLang refuses the request: {reason.get('message')}")
+        elif call.scored:
+            if not call.answer.done():
+                call.answer.set_exception(ServerDied(f"SGLang gave up a row to score: {reason.get('message')}"))
         else:  # aborted, and not by us: its client goes on elsewhere
             call.end("aborted")
         self._forget(call)

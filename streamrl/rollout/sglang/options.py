@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_loop.llm.protocol import SamplingParams
+from streamrl.rollout.sglang.request import cuts
+
 if TYPE_CHECKING:
     from streamrl.rollout.server_config import RolloutServerConfig
 
@@ -76,6 +79,45 @@ class SglangOptions:
         return config.device.startswith("cuda") if self.deterministic is None else self.deterministic
 
 
+SUPPORT = "sampling_mask_max_tokens"
+"""Of SGLang's arguments: of how many tokens that top-k and top-p have left it tells log-probs at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """What a server can say of requests that top-p or top-k cut."""
+
+    limit: int
+    """Tokens that are left, at most; 0: it is older than that, and says what log-probs were before."""
+    vocab_size: int
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any], vocab_size: int) -> Cuts:
+        """`info`: what the server says of itself."""
+        return cls(int(info.get(SUPPORT) or 0), vocab_size)
+
+    @property
+    def support(self) -> int:
+        """top_k of a request that names none: all tokens, or half the limit, so that ties at its edge fit."""
+        return self.vocab_size if self.vocab_size <= self.limit else self.limit // 2
+
+    def check(self, sampling: SamplingParams) -> None:
+        """Raises ValueError for one whose log-probs could not be told."""
+        if not cuts(sampling):
+            return
+        asked = f"top_p={sampling.top_p:g}, top_k={sampling.top_k}"
+        if not self.limit:
+            raise ValueError(
+                f"{asked}: this SGLang tells no log-probs after the cuts (it has no {SUPPORT}; 0.5.23 has it); sample "
+                "with top_p=1 and top_k=-1, or take a newer one"
+            )
+        if sampling.top_k > min(self.limit, self.vocab_size):
+            raise ValueError(
+                f"{asked}: this SGLang tells log-probs after the cuts for top_k up to {self.limit}; lower it, or raise "
+                f"rollout.sglang.engine_kwargs.{SUPPORT}"
+            )
+
+
 def check_engine_kwargs(given: Mapping[str, Any]) -> None:
     """Raises ValueError for arguments that are not the user's to give. Which others there are, SGLang says."""
     taken = [name for name in given if name.replace("-", "_") in OURS]
@@ -108,6 +150,7 @@ def arguments(config: RolloutServerConfig, options: SglangOptions, *, port: int,
         "incremental_streaming_output": True,
         "enable_deterministic_inference": options.takes_seeds(config),
         "enable_memory_saver": options.releases(config),
+        "disable_overlap_schedule": True,  # else the tokens under way at a swap are stamped with the new version
         "log_level": "warning",
         **options.engine_kwargs,
     }

@@ -11,15 +11,15 @@ consumes  token ids; weights as files of a `WeightStore`, shown to SGLang as a m
 produces  token ids, log-probs after temperature, the version of the weights of each token as SGLang stamps it
 fails     a server that died, hangs, or gives NaN is ServerDied for every open and later call
 
-What it does not do: LoRA, images, log-probs of given tokens (`score`). Where top-p or top-k cut, SGLang's log-probs are
-those before the cut. Seeds count where SGLang runs with --enable-deterministic-inference
-(`SglangOptions.deterministic`).
+What it does not do: LoRA, images, log-probs of given tokens (`score`) at a temperature other than 1. Seeds count where
+SGLang runs with --enable-deterministic-inference (`SglangOptions.deterministic`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -42,9 +42,9 @@ from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.expected_weights import ExpectedWeights
 from streamrl.rollout.loop_thread import LoopThread
 from streamrl.rollout.noise import Streams
-from streamrl.rollout.requests import check_request
+from streamrl.rollout.requests import check_request, check_scored
 from streamrl.rollout.sglang.calls import SglangCalls
-from streamrl.rollout.sglang.options import SglangOptions
+from streamrl.rollout.sglang.options import Cuts, SglangOptions
 from streamrl.rollout.sglang.process import SglangProcess
 from streamrl.rollout.sglang.wire import Refused, SglangHttp
 from streamrl.rollout.weights_view import WeightsView
@@ -55,6 +55,7 @@ from streamrl.weight_sync.shared_memory import read_weights
 if TYPE_CHECKING:
     from streamrl.rollout.server_config import RolloutServerConfig
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -93,6 +94,7 @@ class SglangServer:
         self._calls.check_alive()
         refuse_images(self, images)
         check_request(prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self._vocab_size)
+        self._cuts.check(sampling)
         if sampling.weight_version is not None:
             raise ValueError(
                 "SGLang serves the newest weights; a request that names a version needs rollout.name=torch"
@@ -108,8 +110,14 @@ class SglangServer:
         return {id: since(got, have[id]) for id, got in made.items() if len(got.weight_versions) > have[id]}
 
     async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Scores:
+        """Raises ServerDied, ContextOverflow, ValueError, FloatingPointError, CannotScore."""
         self._calls.check_alive()
-        raise CannotScore("SGLang servers score no tokens; teacher servers are of the kinds torch and sim")
+        check_scored(
+            prompt_ids, response_ids, temperature, max_model_len=self._max_len, vocab_size=self._vocab_size
+        )  # fmt: skip
+        if temperature != 1.0:
+            raise CannotScore(f"temperature {temperature:g}: SGLang tells log-probs of given tokens at 1 alone")
+        return await self._on_loop(self._calls.score(prompt_ids, response_ids))
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
         return await self._on_loop(self._calls.abort(request_ids))
@@ -185,9 +193,17 @@ class SglangServer:
             if not ready:
                 raise ValueError(f"rollout.sglang.url {options.url!r}: no SGLang server is ready there")
             await self._quiet(http)
+        info = await http.info()
+        self._cuts = Cuts.of(info, self._vocab_size)
+        if not info.get("disable_overlap_schedule"):
+            logger.warning(
+                "SGLang overlaps its steps: of each request the token under way at a swap of weights is stamped with "
+                "the new version; start it with --disable-overlap-schedule"
+            )
         calls = SglangCalls(
-            http, slots=config.max_num_seqs, version=0, releases=options.releases(config), report=self._report
-        )
+            http, slots=config.max_num_seqs, version=0, support=self._cuts.support, releases=options.releases(config),
+            report=self._report,
+        )  # fmt: skip
         if self._process is not None:
             self._watching = asyncio.ensure_future(self._watch(self._process, calls))
         await self._load_newest(calls)
