@@ -18,6 +18,7 @@ from streamrl.config.sections.types import MIN_TEMPERATURE
 from streamrl.config.teacher_checks import teacher
 from streamrl.config.weight_sync_checks import weight_sync
 from streamrl.errors import ConfigError
+from streamrl.rollout.sglang.options import SUPPORT, SUPPORT_DEFAULT
 from streamrl.rollout.sglang.options import check_engine_kwargs as check_sglang_kwargs
 from streamrl.rollout.vllm.options import check_engine_kwargs
 
@@ -167,6 +168,12 @@ def _sglang(config: StreamRLConfig) -> Iterator[str]:
         yield f"{key}.url is one server, but {ROLLOUT}.num_replicas={rollout.num_replicas}; set 1, or {key}.python"
     elif given.python and not os.access(os.path.expanduser(given.python), os.X_OK):
         yield f"{key}.python={given.python} is no interpreter that can be run"
+    limit = given.engine_kwargs.get(SUPPORT, SUPPORT_DEFAULT)
+    if given.python and isinstance(limit, int) and rollout.top_k > limit:
+        yield (
+            f"{ROLLOUT}.top_k={rollout.top_k}: SGLang tells log-probs after the cuts for top_k up to {limit}; lower it, "
+            f"or set {key}.engine_kwargs.{SUPPORT}"
+        )
     try:
         check_sglang_kwargs(given.engine_kwargs)
     except ValueError as error:

@@ -218,6 +218,10 @@ SGLANG = "actor_rollout_ref.rollout.sglang"
         ([f"{SGLANG}.python={sys.executable}", f"{SGLANG}.url=http://x", SGLANG[:-6] + "name=sglang"], "one of them"),
         ([f"{SGLANG}.url=http://x", SGLANG[:-6] + "name=sglang", SGLANG[:-6] + "num_replicas=2"], "is one server"),
         (
+            [f"{SGLANG}.python={sys.executable}", SGLANG[:-6] + "name=sglang", SGLANG[:-6] + "top_k=5000"],
+            "sglang.engine_kwargs.sampling_mask_max_tokens",
+        ),
+        (
             [f"{SGLANG}.url=http://x", SGLANG[:-6] + "name=sglang", f"{SGLANG}.engine_kwargs.port=1"],
             "sglang.engine_kwargs.port is set by this package",
         ),

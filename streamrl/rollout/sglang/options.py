@@ -81,6 +81,8 @@ class SglangOptions:
 
 SUPPORT = "sampling_mask_max_tokens"
 """Of SGLang's arguments: of how many tokens that top-k and top-p have left it tells log-probs at most."""
+SUPPORT_DEFAULT = 4096
+"""SGLang's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Cuts:
                 f"{asked}: this SGLang tells no log-probs after the cuts (it has no {SUPPORT}; 0.5.23 has it); sample "
                 "with top_p=1 and top_k=-1, or take a newer one"
             )
-        if sampling.top_k > min(self.limit, self.vocab_size):
+        if min(sampling.top_k, self.vocab_size) > self.limit:
             raise ValueError(
                 f"{asked}: this SGLang tells log-probs after the cuts for top_k up to {self.limit}; lower it, or raise "
                 f"rollout.sglang.engine_kwargs.{SUPPORT}"
