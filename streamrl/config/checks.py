@@ -171,7 +171,7 @@ def _sglang(config: StreamRLConfig) -> Iterator[str]:
     limit = given.engine_kwargs.get(SUPPORT, SUPPORT_DEFAULT)
     if given.python and isinstance(limit, int) and rollout.top_k > limit:
         yield (
-            f"{ROLLOUT}.top_k={rollout.top_k}: SGLang tells log-probs after the cuts for top_k up to {limit}; lower it, "
+            f"{ROLLOUT}.top_k={rollout.top_k}: SGLang tells log-probs after cuts for top_k up to {limit}; lower it, "
             f"or set {key}.engine_kwargs.{SUPPORT}"
         )
     try:

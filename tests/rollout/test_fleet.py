@@ -50,7 +50,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.servers = {f"server-{i}": self.server() for i in range(self.count)}
-        seen = {name: server if self.phases == 2 else OnePhase(server) for name, server in self.servers.items()}
+        seen: dict[str, Any] = {
+            name: server if self.phases == 2 else OnePhase(server) for name, server in self.servers.items()
+        }
         self.manager = LLMServerManager(seen, SyncPolicy(deadline=self.deadline))
         self.listeners = {f"agent-{i}": InProcess(seen, i) for i in range(self.workers)}
         self.fleet = Fleet(self.manager, lambda: self.listeners, start=self.start)
