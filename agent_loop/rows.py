@@ -21,9 +21,10 @@ PROMPT_FIELDS = (
 COPIED_FIELDS = ("raw_prompt", "data_source", "reward_model", "extra_info")
 """Of these, the ones that each trajectory row repeats."""
 
+SCORE_FIELD = "rm_scores"
 RAGGED_FIELDS: dict[str, type[np.generic]] = {
     "prompts": np.int64, "responses": np.int64, "input_ids": np.int64, "position_ids": np.int64,
-    "response_mask": np.int64, "rollout_log_probs": np.float32, "weight_versions": np.int32, "rm_scores": np.float32,
+    "response_mask": np.int64, "rollout_log_probs": np.float32, "weight_versions": np.int32, SCORE_FIELD: np.float32,
 }  # fmt: skip
 
 MULTI_MODAL_FIELD = "multi_modal_inputs"
@@ -67,23 +68,30 @@ def session_rows(
     uid: str,
     session: int,
     trajectories: Sequence[Trajectory],
-    scores: Sequence[float],
+    scores: Sequence[float | None],
     metrics: Mapping[str, float],
     reward_details: Mapping[str, Any],
     components: Mapping[str, float] | None = None,
+    *,
+    scored_later: bool = False,
 ) -> SessionRows:
-    """One row per trajectory, in order; `components` are the named parts of the session's score. Raises ValueError for
-    a trajectory that breaks an invariant or whose `extra_fields` take a name of the schema, and for too many
-    components."""
+    """One row per trajectory, in order; `components` are the named parts of the session's score. `scored_later`: a
+    score may be None, and SCORE_FIELD is left to who gives the one that counts. Raises ValueError for a trajectory that
+    breaks an invariant or whose `extra_fields` take a name of the schema, and for too many components."""
     components = components or {}
     if len(components) > MAX_COMPONENTS:
         raise ValueError(f"{len(components)} components of a score; at most {MAX_COMPONENTS} travel with a row")
     for trajectory in trajectories:
         trajectory.validate()
     rows = len(trajectories)
-    ragged = [_arrays(trajectory, score) for trajectory, score in zip(trajectories, scores, strict=True)]
+    ragged = [_arrays(trajectory) for trajectory in trajectories]
+    if not scored_later:
+        for row, trajectory, score in zip(ragged, trajectories, scores, strict=True):
+            row[SCORE_FIELD] = _outcome(trajectory, score)
     columns: dict[str, Any] = {
-        name: [np.asarray(row[name], dtype=dtype) for row in ragged] for name, dtype in RAGGED_FIELDS.items()
+        name: [np.asarray(row[name], dtype=dtype) for row in ragged]
+        for name, dtype in RAGGED_FIELDS.items()
+        if name in ragged[0]
     }
     columns |= repeated(prompt, rows)
     columns["uid"] = [uid] * rows
@@ -113,10 +121,15 @@ def component_tag(name: str) -> str:
     return f"score/{name}"
 
 
-def _arrays(trajectory: Trajectory, score: float) -> dict[str, Any]:
+def _outcome(trajectory: Trajectory, score: float | None) -> np.ndarray:
+    """f32[R]: the score at the last sampled token, else 0."""
+    found = np.zeros(len(trajectory.response_ids), dtype=np.float32)
+    found[int(np.flatnonzero(trajectory.response_mask)[-1])] = score
+    return found
+
+
+def _arrays(trajectory: Trajectory) -> dict[str, Any]:
     ids = trajectory.prompt_ids + trajectory.response_ids
-    outcome = np.zeros(len(trajectory.response_ids), dtype=np.float32)
-    outcome[int(np.flatnonzero(trajectory.response_mask)[-1])] = score
     return {
         "prompts": trajectory.prompt_ids,
         "responses": trajectory.response_ids,
@@ -125,7 +138,6 @@ def _arrays(trajectory: Trajectory, score: float) -> dict[str, Any]:
         "response_mask": trajectory.response_mask,
         "rollout_log_probs": trajectory.rollout_log_probs,
         "weight_versions": trajectory.weight_versions,
-        "rm_scores": outcome,
     }
 
 
@@ -136,8 +148,9 @@ def _extra_columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
     return {name: [trajectory.extra_fields.get(name) for trajectory in trajectories] for name in names}
 
 
-def _tag(trajectory: Trajectory, score: float, session: int, began: int) -> dict[str, Any]:
+def _tag(trajectory: Trajectory, score: float | None, session: int, began: int) -> dict[str, Any]:
     """`global_steps` is the weight version of the session's first token, the others of this row's tokens."""
+    scored = {} if score is None else {"score": float(score)}
     versions = [version for version in trajectory.weight_versions if version >= 0]
     prompt_len, response_len = len(trajectory.prompt_ids), len(trajectory.response_ids)
     return {
@@ -148,7 +161,7 @@ def _tag(trajectory: Trajectory, score: float, session: int, began: int) -> dict
         "global_steps": began,
         "min_global_steps": min(versions),
         "max_global_steps": max(versions),
-        "score": float(score),
+        **scored,
         "session": session,
         "num_turns": trajectory.num_turns,
     }

@@ -78,6 +78,8 @@ class SessionRunner:
     budgets: Budgets
     sampling: SamplingParams
     reward: RewardFunction | None = None
+    scored_later: bool = False
+    """Whether a session may end without a score, and has no column `rm_scores`, which is written then."""
     components: tuple[str, ...] = ()
     """Of a score: those whose values go with the rows, where it has them."""
     tools: Mapping[str, Tool] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class SessionRunner:
     def _context(self, tag: Mapping[str, Any], partition: str, uid: str, session: int) -> AgentContext:
         metrics: dict[str, float] = {}
 
-        def on_span(name: str, start: float, end: float, /, **fields: Any) -> None:
+        def on_span(name: str, start: float, end: float | None, /, **fields: Any) -> None:
             self.on_span(name, start, end, uid=uid, session=session, **fields)
 
         return AgentContext(
@@ -152,11 +154,15 @@ class SessionRunner:
                 trajectories = await loop.run(row, ctx)
                 _check(trajectories, loop)
                 scores, details = await self._scores(prompt, trajectories, ctx)
-                given = {"score": scores[-1], **details, **trajectories[-1].score_components}
+                own = {} if scores[-1] is None else {"score": scores[-1]}
+                given = {**own, **details, **trajectories[-1].score_components}
                 components = score_components(given, self.components)
                 if tells_all:
                     components |= told_numbers(given, MAX_COMPONENTS - len(components))
-            return session_rows(prompt, uid, session, trajectories, scores, ctx.metrics, details, components)
+            return session_rows(
+                prompt, uid, session, trajectories, scores, ctx.metrics, details, components,
+                scored_later=self.scored_later,
+            )  # fmt: skip
 
         result = await contained(agent())
         if isinstance(result, SessionRows):
@@ -193,10 +199,13 @@ class SessionRunner:
 
     async def _scores(
         self, prompt: Prompt, trajectories: list[Trajectory], ctx: AgentContext
-    ) -> tuple[list[float], Mapping[str, Any]]:
-        """The outcome belongs to the session: a trajectory without its own score gets that of the last one."""
+    ) -> tuple[list[float | None], Mapping[str, Any]]:
+        """The outcome belongs to the session: a trajectory without its own score gets that of the last one; None
+        where it comes later."""
         last, details = trajectories[-1], {}
         outcome = last.score
+        if outcome is None and self.reward is None and self.scored_later:
+            return [None] * len(trajectories), details
         if outcome is None:
             if self.reward is None:
                 raise RewardError("the agent loop set no score and no reward function is configured")
@@ -221,7 +230,7 @@ class SessionRunner:
                 fields |= {
                     "status": "success",
                     "turns": outcome.tags[-1]["num_turns"],
-                    "score": outcome.tags[-1]["score"],
+                    **{name: outcome.tags[-1][name] for name in ("score",) if name in outcome.tags[-1]},
                 }
             case Failed(reason):
                 fields |= {"status": "failed", "reason": reason}

@@ -61,6 +61,8 @@ class WorkerConfig:
     """Registered name or `path.py:Class` → its settings."""
     reward: str = ""
     """A registered name or `path.py:function`; "" if the agent loops score by themselves."""
+    scored_later: bool = False
+    """The score that counts comes from elsewhere, after rows are put: sessions may end without one."""
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reward_timeout: float = 60.0
     reward_threads: bool = True
@@ -133,6 +135,7 @@ class AgentLoopWorker:
             budgets=config.budgets,
             sampling=config.sampling,
             reward=reward,
+            scored_later=config.scored_later,
             components=config.reward_components,
             tools=_load_tools(config.tools),
             seed=config.seed,

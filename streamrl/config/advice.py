@@ -26,7 +26,10 @@ REMEDIES: dict[str, str] = {
     "*.interaction_config_path": "an agent loop of yours can hold the conversation (docs/extending.md)",
     f"{_ROLLOUT}.agent.agent_loop_config_path": f"name it as {_ROLLOUT}.agent.default_agent_loop=path/to/file.py:Class",
     "reward.reward_manager.*": "write what it does as reward.custom_reward_function.path (docs/extending.md)",
-    "reward*.enable": "a reward function may ask a model that is served elsewhere (reward.custom_reward_function.path)",
+    "reward*.enable_resource_pool": (
+        "the training ranks hold the reward model; a reward function may ask one that is served elsewhere "
+        "(reward.custom_reward_function.path)"
+    ),
     "reward.sandbox_fusion.url": "a reward function may call it (reward.custom_reward_function.path)",
     "async_training.*": _STALENESS,
 }

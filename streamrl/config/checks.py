@@ -12,6 +12,7 @@ from streamrl.config import algorithm_checks, code_checks, data_files, hub
 from streamrl.config.deterministic_checks import deterministic
 from streamrl.config.paths import find, looked_in
 from streamrl.config.remote_checks import judge
+from streamrl.config.reward_model_checks import reward_model
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.sampler_checks import sampler
 from streamrl.config.sections.types import MIN_TEMPERATURE
@@ -276,8 +277,8 @@ def _memory(config: StreamRLConfig) -> Iterator[str]:
 
 CHECKS: tuple[Callable[[StreamRLConfig], Iterator[str]], ...] = (
     _batches, sampler, _validation_weights, algorithm_checks.algorithm, _actor, algorithm_checks.correction, _lengths,
-    _validation, _placement, sleep_level, _vllm, _sglang, _datasets, _model, teacher, judge, weight_sync, deterministic,
-    code_checks.code, code_checks.names, code_checks.trackers, _directories, _memory,
+    _validation, _placement, sleep_level, _vllm, _sglang, _datasets, _model, teacher, judge, reward_model, weight_sync,
+    deterministic, code_checks.code, code_checks.names, code_checks.trackers, _directories, _memory,
 )  # fmt: skip
 
 

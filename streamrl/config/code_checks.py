@@ -59,7 +59,7 @@ def names(config: StreamRLConfig) -> Iterator[str]:
             f"{ACTOR}.policy_loss.loss_mode: unknown policy loss {loss.loss_mode!r}; known: {', '.join(losses)}, or "
             "'path/to/file.py:function'"
         )
-    if reward.path is None and reward.name not in REWARDS:
+    if reward.path is None and config.reward.function and reward.name not in REWARDS:
         yield (
             f"reward.custom_reward_function.path is not set and no reward is registered as {reward.name!r}; "
             f"name a Python file, or set reward.custom_reward_function.name to one of {', '.join(REWARDS.names())} "

@@ -148,7 +148,9 @@ def _distillation(distillation: DistillationConfig, actor: ActorConfig, *, repla
 def _reward(reward: RewardConfig) -> RewardConfig:
     custom = reward.custom_reward_function
     path = _existing(custom.path) if custom.path else None
-    return replace(reward, custom_reward_function=replace(custom, path=path))
+    model = reward.reward_model
+    scorer = replace(model, model_path=_existing(model.model_path) if model.model_path else None)
+    return replace(reward, custom_reward_function=replace(custom, path=path), reward_model=scorer)
 
 
 def _trainer(trainer: TrainerConfig, servers: int) -> TrainerConfig:

@@ -53,8 +53,14 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step("training/global_step", "steps", "Training step, from 1."),
     _step("training/epoch", "epochs", "Epoch of the dataset of the newest group trained."),
     # Rewards and what GRPO makes of them.
-    _step(f"critic/score/{_STATS}", "score", "Outcome score of the rows trained."),
-    _step(f"critic/score/<component>/{_STATS}", "score", "Component of it (algorithm.gdpo_reward_keys).", ""),
+    _step(f"critic/score/{_STATS}", "score", "Outcome score of the rows trained; the reward model's, if there is one."),
+    _step(
+        f"critic/score/<component>/{_STATS}",
+        "score",
+        "Component of it (algorithm.gdpo_reward_keys); `function`: what the reward function gave, where a reward "
+        "model's score counts.",
+        "",
+    ),
     _step(f"critic/rewards/{_STATS}", "score", "Score after penalties (KL in the reward, overlong)."),
     _step(f"critic/advantages/{_STATS}", "", "Advantage of the tokens trained."),
     _step(f"critic/returns/{_STATS}", "", "Returns of the tokens trained."),
@@ -170,7 +176,7 @@ STEP_TABLE: tuple[Metric, ...] = (
     _step(f"val-aux/num_turns/{_STATS}", "turns", "Turns in validation."),
     # Time.
     _step(
-        "timing_s/{step,gen,old_log_prob,ref,teacher,values,adv,update_critic,update_actor,update_weights,"
+        "timing_s/{step,gen,reward_model,old_log_prob,ref,teacher,values,adv,update_critic,update_actor,update_weights,"
         "save_checkpoint,testing}",
         "seconds",
         "Length of a stage. `gen` is what the trainer waited for rows; stages overlap in asynchronous modes. `step` is "

@@ -98,12 +98,14 @@ def _check_memory(config: StreamRLConfig) -> None:
     model = _model_bytes(config.actor_rollout_ref.model.path)
     chosen = config.distillation.teacher_model
     teachers = chosen.num_replicas if config.distillation.on_servers and chosen.name != "openai" else 0
+    scorer = config.reward.reward_model
     services = 4 + rollout.agent.num_workers + 2 * config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     needed = (
         RAY_BYTES
         + services * SERVICE_BYTES
         + ranks * COMPUTE_BYTES
         + TRAINING_COPIES * model
+        + (_model_bytes(scorer.model_path or "") if scorer.enable else 0)
         + rollout.num_replicas * (COMPUTE_BYTES + model + (VLLM_BYTES if rollout.name == "vllm" else 0))
         + teachers * (COMPUTE_BYTES + _model_bytes(chosen.path or ""))
     )

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from statistics import mean
 from typing import TypeVar
 
@@ -36,7 +36,7 @@ from streamrl.trainer.samples import Samples
 from streamrl.trainer.saving import Saver
 from streamrl.trainer.selection import Selection, custom_sampler
 from streamrl.trainer.staleness import Drop, Measured, oldest_version
-from streamrl.trainer.update import Update
+from streamrl.trainer.update import Update, together
 from streamrl.trainer.validation_lane import Validations
 from streamrl.workers.contract import WRITES
 from transfer_queue.net.messages import Group, TaskSpec
@@ -106,10 +106,11 @@ class Trainer(ABC):
         )  # fmt: skip
         self.feeder = Feeder(
             parts.queue, parts.train_data, partition=PARTITION, n=config.actor_rollout_ref.rollout.n,
-            chunk=max(1, self.mini_batch // 4), baseline="baseline" in self.update.estimator.needs,
+            chunk=max(1, self.mini_batch // 4), baseline="baseline" in self.update.estimator.needs, events=parts.events,
         )  # fmt: skip
         self.validations = Validations(
-            parts, self.samples, self.report, self._or_stopped, beside=self.validates_beside
+            parts, self.samples, self.report, self._or_stopped, beside=self.validates_beside,
+            reward_model=self.update.reward_model, paused=self.generation_paused,
         )  # fmt: skip
 
     def _selection(self) -> Selection:
@@ -159,6 +160,10 @@ class Trainer(ABC):
 
     async def on_published(self) -> None:  # noqa: B027
         """The servers have the weights that the next step trains."""
+
+    def generation_paused(self) -> AbstractAsyncContextManager[None]:
+        """Around what the ranks compute while servers are awake, if these take their devices."""
+        return nullcontext()
 
     def on_left(self, groups: list[Group]) -> None:  # noqa: B027
         """Groups left untrained."""
@@ -249,7 +254,8 @@ class Trainer(ABC):
                         await self.saver.copied()
                         await self.on_sampled()
                         await self.buffer.trains(version)
-                self.report.updated(await self._update(batch, step, first=not batches))
+                batch, metrics = await self._update(batch, step, first=not batches)
+                self.report.updated(metrics)
                 batches.append(batch)
             groups = [group for batch in batches for group in batch.groups]
             if version != self.version:
@@ -269,11 +275,13 @@ class Trainer(ABC):
         with self.parts.events.span("close_step", step=step):
             self.report.step_ends(step, rows)
 
-    async def _update(self, batch: LeasedBatch, step: int, *, first: bool) -> dict[str, float]:
+    async def _update(self, batch: LeasedBatch, step: int, *, first: bool) -> tuple[LeasedBatch, dict[str, float]]:
+        """The batch as it was trained, with the scores that counted, and the metrics of the update."""
         staleness = mean(self.version - oldest_version(group) for group in batch.groups)
         alone = self.groups_per_update == self.groups_per_step
         try:
-            return await self.update.run(
+            batch, scoring = await self.update.scored(batch, step=step)
+            metrics = await self.update.run(
                 batch,
                 step=step,
                 version=self.version,
@@ -282,6 +290,7 @@ class Trainer(ABC):
                 staleness=staleness,
                 pi_old="current" if alone else "keep" if first else "kept",
             )
+            return batch, together(scoring, metrics)
         except Exception as error:
             if is_damage(error):
                 raise await drop_damaged(self.parts.queue, PARTITION, batch) from error
@@ -290,13 +299,13 @@ class Trainer(ABC):
     async def _publish(self, version: int) -> None:
         with self.parts.events.span("publish", version=version) as span:
             info = await self.parts.actor.publish_weights(version)
-            span.add(bytes=info.bytes)
+            span.add(bytes=info.bytes, digest=info.digest)
             report = await self.parts.servers.update_weights(info)
             if report is None:  # a replay has no servers
                 self._in_service = version
                 return
             span.add(**{f"{stage}_s": seconds for stage, seconds in report.stages.items()})
-            span.add(generation_stalled=report.stages["pause"])
+            span.add(generation_stalled=report.stages["pause"], checksums=report.checksums)
             if report.missing:
                 span.add(missing=report.missing)
         if report.in_service:
@@ -349,8 +358,10 @@ class Trainer(ABC):
 
     def _computed_columns(self) -> list[str]:
         """What ranks write into rows: those of the life before, which may have been ahead of the checkpoint."""
-        scored = {TEACHER_FIELD} if self.config.distillation.on_servers else set()
-        return sorted({name for names in WRITES.values() for name in names} - scored)
+        own = {TEACHER_FIELD} if self.config.distillation.on_servers else set()
+        if self.update.reward_model is None:
+            own |= set(WRITES["compute_rm_scores"])
+        return sorted({name for names in WRITES.values() for name in names} - own)
 
     async def _go_on(self, state: TrainerState, known: int) -> None:
         """With the prompts that were out, whatever credit there is for them now."""

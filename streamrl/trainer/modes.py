@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from streamrl.trainer.filter_rate import FilterRate
 from streamrl.trainer.loop import Trainer
@@ -133,6 +135,14 @@ class ColocateAsyncTrainer(AsyncTrainer):
     async def on_sampled(self) -> None:
         with self.parts.events.span("hand_off", step=self.step + 1):
             await self.parts.servers.sleep()
+
+    @asynccontextmanager
+    async def generation_paused(self) -> AsyncIterator[None]:
+        await self.parts.servers.sleep()
+        try:
+            yield
+        finally:
+            await self.parts.servers.wake_up()
 
     async def on_published(self) -> None:
         with self.parts.events.span("publish", version=self.version_of(self.step + 1)):

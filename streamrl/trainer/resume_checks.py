@@ -53,6 +53,8 @@ FIXED = (
     _Fixed("distillation.enabled", "rows are scored by the teacher before they are stored, or are not"),
     _Fixed("distillation.teacher_model.placement", "rows are scored by the teacher before they are stored, or are not",
            lambda config: bool(config["distillation"]["enabled"])),
+    _Fixed("reward.reward_model.enable", "rows that it was to score have no other score",
+           lambda config: not config["reward"]["reward_model"]["enable"]),
     _Fixed("algorithm.adv_estimator", "only one of the two has a greedy answer to each prompt generated, and needs it",
            value=_has_baseline),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from agent_loop.rows import component_tag
 from agent_loop.session import SAMPLED_SESSIONS
@@ -18,6 +19,9 @@ from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config.sections.algorithm import OverlongBufferConfig
 from streamrl.errors import UserError
 from transfer_queue.net.messages import Group, Row
+
+FUNCTION = "function"
+"""The component of a score that the reward function gave, where a reward model's score is the one that counts."""
 
 
 class NoSuchComponent(UserError, ValueError):
@@ -108,6 +112,27 @@ def all_equal(group: Group, components: Sequence[str] = ()) -> bool:
     return all(zero_variance(column) for column in np.array(found, np.float64).T)
 
 
+def last_rows(groups: Sequence[Group]) -> list[Row]:
+    """Of each session, greedy ones as well."""
+    return [rows[-1] for group in groups for rows in _by_session(group).values()]
+
+
+def rescored(groups: Sequence[Group], scores: Mapping[str, float], *, keep: bool) -> list[Group]:
+    """The groups with other scores: a session's is the one of its last row in `scores`, by row key. `keep`: the one
+    that a row had becomes its component FUNCTION."""
+
+    def row_with(row: Row, score: float) -> Row:
+        own = {component_tag(FUNCTION): row.tag["score"]} if keep and "score" in row.tag else {}
+        return replace(row, tag={**row.tag, **own, "score": score})
+
+    found = []
+    for group in groups:
+        by_session = {session: scores[rows[-1].key] for session, rows in _by_session(group).items()}
+        rows = [row_with(row, by_session[int(row.tag["session"])]) for row in group.rows]
+        found.append(replace(group, rows=rows))
+    return found
+
+
 def _by_session(group: Group) -> dict[int, list[Row]]:
     sessions: dict[int, list[Row]] = {}
     for row in group.rows:
@@ -152,6 +177,8 @@ def score_metrics(
     def column(name: str) -> np.ndarray:
         return np.array([float(tag[name]) for tag in tags])
 
+    if all(component_tag(FUNCTION) in tag for tag in tags):
+        components = (*components, FUNCTION)
     lengths, prompts = column("response_len"), column("prompt_len")
     oldest, newest = column("min_global_steps"), column("max_global_steps")
     scores = [np.array([float(row.tag["score"]) for row in rows]) for rows in sampled]

@@ -1,8 +1,8 @@
 """From leased groups to new weights: the stages of an update, as far as the configuration asks for them.
 
-    old ──► ref ──► values ──► rewards ──► advantages ──► critic ──► actor
-     │       │        │           │             │
-     old_log_probs  ref_log_prob  values   token_level_rewards   advantages, returns, loss_mask     columns in the queue
+    scores ──► old ──► ref ──► values ──► rewards ──► advantages ──► critic ──► actor
+      │         │       │        │           │            │
+      rm_scores   old_log_probs  ref_log_prob  values   token_level_rewards   advantages, returns, loss_mask     columns
 
 Consumes: a leased batch, of which this process knows keys, scores, lengths and versions. Produces: columns that the
 ranks write, new weights on the ranks, metrics. Estimators that work on sessions (GRPO and its kin) are computed here
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from streamrl.config import StreamRLConfig
 from streamrl.monitor.events import EventLog
 from streamrl.trainer.parts import Actor, Critic
 from streamrl.trainer.replay_buffer import LeasedBatch
+from streamrl.trainer.reward_model import RewardModel
 from streamrl.trainer.scores import Sessions, advantage_metrics, sessions_of
 from transfer_queue.metadata import KVBatchMeta
 
@@ -47,9 +48,8 @@ class Work:
     metrics: Metrics = field(default_factory=dict)
 
     def add(self, metrics: Metrics) -> None:
-        """Of a further stage; bytes add up over the stages."""
-        for name, value in metrics.items():
-            self.metrics[name] = value + (self.metrics.get(name, 0.0) if name.startswith("data/bytes_") else 0.0)
+        """Of a further stage."""
+        self.metrics = together(self.metrics, metrics)
 
     def meta(self, **more: Any) -> KVBatchMeta:
         """References to all rows that are trained, in dispatch order, with control information."""
@@ -60,6 +60,12 @@ class Work:
         )  # fmt: skip
         meta.token = self.batch.token
         return meta
+
+
+def together(metrics: Metrics, further: Metrics) -> Metrics:
+    """Of two stages; bytes add up over the stages."""
+    added = {name: value + metrics.get(name, 0.0) for name, value in further.items() if name.startswith("data/bytes_")}
+    return metrics | further | added
 
 
 class Update:
@@ -77,16 +83,25 @@ class Update:
         )
         self._config, self._algorithm, self._actor, self._critic = config, algorithm, actor, critic
         self._events, self._partition = events, partition
+        self.reward_model = RewardModel.of(config, actor)
         self._without_step = {"actor": 0, "critic": 0}
         self._recompute_old = algorithm.rollout_correction.old_policy == "snapshot"
         self._needs_ref = algorithm.use_kl_in_reward or parts.actor.use_kl_loss
         self._on_ranks = self.estimator.per_token is not None or self.estimator.whiten
 
+    async def scored(self, batch: LeasedBatch, *, step: int) -> tuple[LeasedBatch, Metrics]:
+        """The batch with the scores that count, and what that took; as it is, where its rows have them."""
+        if self.reward_model is None:
+            return batch, {}
+        with self._events.span("reward_model", step=step):
+            groups, metrics = await self.reward_model.scored(batch.groups, self._partition, batch.token)
+        return replace(batch, groups=groups), metrics
+
     async def run(
         self, batch: LeasedBatch, *, step: int, version: int, max_age: int | None, staleness: float,
         max_masked_ratio: float = 1.0, pi_old: PiOld = "current",
     ) -> Metrics:  # fmt: skip
-        """Train on `batch` in `step`, whose weights are `version`; the metrics of all stages.
+        """Train on `batch`, which is scored, in `step`, whose weights are `version`; the metrics of all stages.
 
         Where old log-probs are recomputed, they are those of the weights at the start of the step: the current ones,
         which are kept if further updates of the step follow, or else the ones kept.

@@ -21,7 +21,7 @@ from streamrl.trainer.stalls import look_at
 from streamrl.trainer.validation_metrics import FAILED, GREEDY, SCORE, Answer, Outcomes, Question
 from transfer_queue.client import QueueClient
 from transfer_queue.errors import DeadlineExceeded
-from transfer_queue.net.messages import Group, GroupSpec, TaskSpec
+from transfer_queue.net.messages import Group, GroupSpec, TaskSpec, Token
 
 PARTITION = "val"
 TASKS = [
@@ -30,6 +30,8 @@ TASKS = [
 ]
 
 OnAnswers = Callable[[list[Group]], Awaitable[None]]
+Scorer = Callable[[list[Group], Token], Awaitable[list[Group]]]
+"""Groups leased under a token -> the same with the scores that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,15 @@ class _Round:
     expected: dict[str, Question]
     outcomes: Outcomes
     ready: list[Group] = field(default_factory=list)
+    answered: dict[str, Question] = field(default_factory=dict)
+    """What the ready ones answer."""
     failure: str = ""
     """Of the last session that failed."""
     failed: int = 0
     kinds: set[str] = field(default_factory=set)
     """Types of their errors."""
+    scored_later: bool = False
+    """Answers are added by `scored`, when all have come."""
 
     def fold(self, groups: list[Group]) -> None:
         for group in groups:
@@ -71,12 +77,20 @@ class _Round:
                 self.ready.append(group)
                 self.outcomes.versions += [float(row.tag[name]) for row in group.rows for name in VERSIONS]
                 self.outcomes.turns.append(float(group.rows[-1].tag["num_turns"]))
-                self.outcomes.add(asked, answer_of(group))
+                self.answered[group.uid] = asked
+                if not self.scored_later:
+                    self.outcomes.add(asked, answer_of(group))
             else:
                 self.failure = group.reason.removeprefix("failed: ")
                 self.failed += 1
                 self.kinds.add(kind_of(group))
                 self.outcomes.add(asked, FAILED)
+
+    def scored(self, groups: list[Group]) -> None:
+        """The ready ones, with the scores that count."""
+        self.ready = groups
+        for group in groups:
+            self.outcomes.add(self.answered[group.uid], answer_of(group))
 
     def check(self) -> None:
         """Raises RuntimeError when the first answers all failed in the same way: so will the others."""
@@ -102,12 +116,15 @@ class Validator:
     """Consumes: the validation set. Produces: outcomes. Waits for: its groups. Woken by: `watch` on its partition."""
 
     def __init__(
-        self, client: QueueClient, source: PromptSource, sampling: ValidationSamplingConfig, *, stall_timeout: float
-    ) -> None:
+        self, client: QueueClient, source: PromptSource, sampling: ValidationSamplingConfig, *, stall_timeout: float,
+        scorer: Scorer | None = None,
+    ) -> None:  # fmt: skip
+        """`scorer`: gives the scores that count; None: the rows have them."""
         self._client = client
         self._source = source
         self._sampling = sampling
         self._stall_timeout = stall_timeout
+        self._scorer = scorer
         self._round = 0
 
     async def open(self) -> None:
@@ -127,7 +144,8 @@ class Validator:
         changes = await self._client.watch(PARTITION, -1)
         answers = {mode: self._sampling.answers(mode) for mode in self._sampling.modes}
         more = {RESERVED: True} if reserved else {}
-        current = _Round(await self._admit(label, answers, repeats, more), Outcomes(answers))
+        asked = await self._admit(label, answers, repeats, more)
+        current = _Round(asked, Outcomes(answers), scored_later=self._scorer is not None)
         seq = changes.seq
         while current.expected:
             changes = await self._client.watch(PARTITION, seq, wait=self._stall_timeout)
@@ -142,9 +160,14 @@ class Validator:
             seq = changes.seq
         if not current.ready:
             raise RuntimeError(f"every session of the validation failed, the last with: {current.failure}")
+        uids = [group.uid for group in current.ready]
+        leased = await self._client.lease(PARTITION, "validate", uids=uids, holder="trainer")
+        if self._scorer is not None:
+            current.scored(await self._scorer(current.ready, leased.token))
         if on_answers is not None:
             await on_answers(current.ready)
-        await self._finish([group.uid for group in current.ready])
+        await self._client.ack(PARTITION, leased.token, uids, step=0)
+        await self._client.commit_step(PARTITION, 0)
         return current.outcomes
 
     async def _admit(
@@ -167,9 +190,3 @@ class Validator:
                     columns[name].append(row.get(name))
         await self._client.admit(PARTITION, specs, columns)
         return expected
-
-    async def _finish(self, uids: list[str]) -> None:
-        if uids:
-            leased = await self._client.lease(PARTITION, "validate", uids=uids, holder="trainer")
-            await self._client.ack(PARTITION, leased.token, uids, step=0)
-            await self._client.commit_step(PARTITION, 0)

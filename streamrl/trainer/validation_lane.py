@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
 from streamrl.monitor.metrics_log import VALIDATION, read_validations
 from streamrl.trainer import validation
 from streamrl.trainer.parts import Parts
 from streamrl.trainer.report import Reporter
+from streamrl.trainer.reward_model import RewardModel
 from streamrl.trainer.samples import Samples
 from streamrl.trainer.validation_metrics import OVERALL
-from transfer_queue.net.messages import Group
+from transfer_queue.net.messages import Group, Token
 
 Label = Literal["before", "during", "after"]
 
@@ -38,13 +40,16 @@ class Validations:
     """All validations of a run, as the trainer asks for them. Without a validation set it does nothing."""
 
     def __init__(
-        self, parts: Parts, samples: Samples, report: Reporter, or_stopped: OrStopped, *, beside: bool
-    ) -> None:
-        """`beside`: those that are due during training do not stop it."""
+        self, parts: Parts, samples: Samples, report: Reporter, or_stopped: OrStopped, *, beside: bool,
+        reward_model: RewardModel | None, paused: Callable[[], AbstractAsyncContextManager[None]],
+    ) -> None:  # fmt: skip
+        """`beside`: those that are due during training do not stop it. `paused`: around what takes the devices that
+        generation shares with the ranks."""
         self.means: dict[str, dict[str, float]] = {}
         """By label (the last one): Outcomes.means."""
         self._parts, self._samples, self._report = parts, samples, report
         self._or_stopped, self._beside = or_stopped, beside
+        self._reward_model, self._paused = reward_model, paused
         self._done: set[tuple[str, int]] = set()
         self.repeats: Callable[[Label, int], validation.Repeats] | None = None
         """In deterministic mode: of the validation with this label at this step."""
@@ -56,7 +61,7 @@ class Validations:
         self._validator = (
             validation.Validator(
                 parts.queue, parts.val_data, config.actor_rollout_ref.rollout.val_kwargs,
-                stall_timeout=config.trainer.stall_timeout,
+                stall_timeout=config.trainer.stall_timeout, scorer=self._scored if reward_model else None,
             )
             if parts.val_data is not None
             else None
@@ -141,6 +146,12 @@ class Validations:
         self.means[label] = found.means()
         self._done.add((label, step))
         self._report.validated(step, label, found.metrics())
+
+    async def _scored(self, groups: list[Group], token: Token) -> list[Group]:
+        assert self._reward_model is not None
+        async with self._paused():
+            scored, _ = await self._reward_model.scored(groups, validation.PARTITION, token)
+        return scored
 
 
 Validate = Callable[[Label, int], Coroutine[Any, Any, None]]

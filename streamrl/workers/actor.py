@@ -1,4 +1,4 @@
-"""The policy's ranks, with the reference policy beside it if there is one.
+"""The policy's ranks, with a reference policy, a teacher and a reward model beside it if there are such.
 
 A batch of references comes in, is read, computed on and written back; see `training_worker`. The order of the stages
 is the trainer's (streamrl.trainer.update), what they tell each other stands in `contract`.
@@ -71,6 +71,7 @@ class ActorWorker(TrainingWorker):
         self._recorder = RecordWriter(Path(record_dir), rank.rank) if record_dir else None
         self._reference: Engine | None = None
         self._teacher: Engine | None = None
+        self._scorer: Engine | None = None
         self._publishers: dict[str, Publisher] = {}
         self._schedule = Schedule.of(settings.actor.optim, settings.total_training_steps)
 
@@ -80,13 +81,14 @@ class ActorWorker(TrainingWorker):
         settings = self.settings
         facts = self._start("language_model", settings.actor.strategy, settings.engine, settings.peak_tflops)
         self._reference, self._teacher = self._frozen(settings.reference), self._frozen(settings.teacher)
+        self._scorer = self._frozen(settings.scorer, "reward_model")
         return facts
 
-    def _frozen(self, settings: EngineSettings | None) -> Engine | None:
+    def _frozen(self, settings: EngineSettings | None, kind: str = "language_model") -> Engine | None:
         """A further model beside the policy, if there is one."""
         if settings is None:
             return None
-        engine: Engine = EngineRegistry.get("language_model", self.settings.actor.strategy)(self.rank, settings)
+        engine: Engine = EngineRegistry.get(kind, self.settings.actor.strategy)(self.rank, settings)
         engine.initialize()
         return engine
 
@@ -154,6 +156,28 @@ class ActorWorker(TrainingWorker):
         self.engine.snapshot()
 
     # --- rewards and advantages -----------------------------------------------------------------------------------
+
+    @by_rows
+    def compute_rm_scores(self, batch: KVBatchMeta) -> dict[str, Any]:
+        """Write `rm_scores` f32[R], the reward model's score of the row on its last sampled token.
+
+        Returns {"scores": {key: score, 8 bytes}, "metrics": ...}.
+        """
+        if self._scorer is None:
+            raise RuntimeError("this actor has no reward model; it needs settings with reward.reward_model.enable")
+        watch = Stopwatch()
+        rows, bytes_read = self._read(batch, "compute_rm_scores")
+        masks = rows.columns.pop("response_mask")
+        found = self._scorer.infer(rows, temperature=1.0, micro=self.settings.scorer_micro)["scores"]
+        check_finite("reward model", batch.keys, {"scores": found})
+        scores = {key: float(score[0]) for key, score in zip(batch.keys, found, strict=True)}
+        written = self._write(batch, {"rm_scores": _f32(session_rewards(batch.keys, masks, scores))})
+        metrics: dict[str, Metric] = {
+            "data/bytes_read": Total(bytes_read),
+            "data/bytes_written": Total(written),
+            "timing_s/reward_model": Peak(watch.total),
+        }
+        return {"scores": scores, "metrics": metrics}
 
     @by_rows
     def compute_rewards(self, batch: KVBatchMeta) -> dict[str, Any]:
@@ -391,10 +415,10 @@ class ActorWorker(TrainingWorker):
         for each in self._publishers.values():
             each.close()
         self._publishers.clear()
-        for engine in (self._reference, self._teacher):
+        for engine in (self._reference, self._teacher, self._scorer):
             if engine is not None:
                 engine.close()
-        self._reference = self._teacher = None
+        self._reference = self._teacher = self._scorer = None
         super().close()
 
 

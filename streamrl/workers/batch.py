@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 
 from streamrl.single_controller.balance import balanced_partitions, row_cost
-
-L = TypeVar("L", "Padded", "Packed")
 
 
 @dataclass(slots=True)
@@ -150,7 +147,7 @@ def pack(rows: Rows, multiple: int = 1) -> Packed:
     return Packed(flat[None], position_ids[None], with_filler, places - 1, flat[places], row)
 
 
-def at_places(laid: L, lengths: Sequence[int], places: np.ndarray) -> L:
+def at_places(laid: Padded | Packed, lengths: Sequence[int], places: np.ndarray) -> Padded | Packed:
     """The same micro-batch, looked at in one place of each row, i64[B] from its begin, instead of at the responses."""
     count = len(lengths)
     begins = (

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WRITES: dict[str, tuple[str, ...]] = {
+    "compute_rm_scores": ("rm_scores",),
     "compute_log_prob": ("old_log_probs", "entropy"),
     "compute_ref_log_prob": ("ref_log_prob",),
     "compute_teacher_log_prob": ("teacher_log_prob",),
@@ -69,6 +70,8 @@ class Reads:
         match method:
             case "compute_log_prob" | "compute_ref_log_prob" | "compute_teacher_log_prob" | "compute_values":
                 return ["input_ids"]
+            case "compute_rm_scores":
+                return ["input_ids", "response_mask"]
             case "compute_rewards":
                 return ["response_mask", "ref_log_prob", self.old]
             case "compute_advantage":

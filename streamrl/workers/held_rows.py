@@ -177,7 +177,9 @@ class HeldStore:
 
     def result(self, names: Sequence[str], measured: Any) -> DataProto:
         """The columns, for all rows of the share, and in `meta_info` what was measured."""
-        if not is_metrics(measured):  # compute_rewards
+        if "scores" in measured:  # compute_rm_scores
+            measured = measured["metrics"]
+        elif not is_metrics(measured):  # compute_rewards
             measured = {"actor/reward_kl_penalty": Mean(measured["kl"], measured["rows"])}
         nothing = dict(zip(self._all, (np.zeros(count, np.float32) for count in self._spans.responses), strict=True))
         columns = {name: self._spans.padded([*(nothing | self._written.get(name, {})).values()]) for name in names}

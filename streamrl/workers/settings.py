@@ -8,6 +8,7 @@ from streamrl.algorithms.advantages import estimator
 from streamrl.config.root import StreamRLConfig
 from streamrl.config.sections.actor import ActorConfig, CriticConfig, ModelConfig, RefConfig
 from streamrl.config.sections.algorithm import AlgorithmConfig, DistillationConfig
+from streamrl.config.sections.reward_model import RewardModelConfig
 from streamrl.weight_sync.publisher import SyncSettings
 from streamrl.workers.batch import MicroBatching
 from streamrl.workers.contract import Reads
@@ -27,6 +28,7 @@ class ActorSettings:
     ref: RefConfig = field(default_factory=RefConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     total_training_steps: int | None = None
     """The horizon of a decaying learning rate."""
     peak_tflops: float | None = None
@@ -44,7 +46,7 @@ class ActorSettings:
         parts = config.actor_rollout_ref
         return cls(
             model=parts.model, actor=parts.actor, ref=parts.ref, algorithm=config.algorithm,
-            distillation=config.distillation,
+            distillation=config.distillation, reward_model=config.reward.reward_model,
             total_training_steps=config.trainer.total_training_steps, seed=config.trainer.seed,
             deterministic=config.trainer.deterministic, peak_tflops=config.trainer.peak_tflops,
             weight_sync=_sync(config),
@@ -77,6 +79,11 @@ class ActorSettings:
     def teacher(self) -> EngineSettings | None:
         return self._frozen(self.distillation.teacher_model.path or "") if self.distillation.on_ranks else None
 
+    @property
+    def scorer(self) -> EngineSettings | None:
+        """Of the reward model."""
+        return self._frozen(self.reward_model.model_path or "") if self.reward_model.enable else None
+
     def _frozen(self, path: str) -> EngineSettings:
         return EngineSettings(
             model_path=path, packed=self.model.use_remove_padding, fsdp=self.ref.fsdp_config,
@@ -103,6 +110,10 @@ class ActorSettings:
     @property
     def teacher_micro(self) -> MicroBatching:
         return replace(self.micro, max_tokens=self.distillation.teacher_model.max_token_len_per_gpu)
+
+    @property
+    def scorer_micro(self) -> MicroBatching:
+        return replace(self.micro, max_tokens=self.reward_model.max_token_len_per_gpu or self.micro.max_tokens)
 
     @property
     def reads(self) -> Reads:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,14 @@ class SimActorWorker(Worker):
         seconds = self._timing.per_token * _tokens(batch) / 3
         await self._sleep(seconds)
         return {"timing_s/old_log_prob": Peak(seconds)}
+
+    @register(Dispatch.DP_COMPUTE)
+    async def compute_rm_scores(self, batch: KVBatchMeta) -> dict[str, Any]:
+        """Takes its time; the scores, from 0 to 1, follow from the rows' keys, and no column is written."""
+        seconds = self._timing.per_token * _tokens(batch) / 3
+        await self._sleep(seconds)
+        scores = {key: zlib.crc32(key.encode()) / 0xFFFFFFFF for key in batch.keys}
+        return {"scores": scores, "metrics": {"timing_s/reward_model": Peak(seconds)}}
 
     @register(Dispatch.ONE_TO_ALL)
     async def keep_snapshot(self) -> None: ...

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamrl.config.sections.actor import KLEstimator
+from streamrl.config.sections.reward_model import RewardModelConfig
 from streamrl.config.sections.types import (
     Fraction,
     Name,
@@ -145,7 +146,16 @@ class RewardConfig:
     timeout: PositiveFloat = 10.0
     """Seconds of one call, also of a judge's answers in it."""
     judge: RemoteModelConfig = field(default_factory=RemoteModelConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
+
+    @property
+    def function(self) -> str:
+        """What agent workers load; empty where a reward model scores and no function is named."""
+        custom = self.custom_reward_function
+        if custom.path:
+            return f"{custom.path}:{custom.name}"
+        return "" if self.reward_model.enable and custom.name == CustomRewardConfig().name else custom.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
