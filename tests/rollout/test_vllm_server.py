@@ -15,15 +15,19 @@ import torch
 
 from agent_loop.llm.protocol import CannotScore, SamplingParams, ServerDied
 from streamrl.rollout.building import build_server
+from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.torch.sampling import Knobs, _cut
 from streamrl.rollout.vllm.calls import Call, engine_sampling
 from streamrl.rollout.vllm.options import check_engine_kwargs
 from streamrl.rollout.vllm.server import VllmServer
-from streamrl.weight_sync import WeightsDamaged, WeightsMismatch, WeightsMissing
+from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMismatch, WeightsMissing
 from streamrl.weight_sync.digest import weights_digest
+from streamrl.weight_sync.publisher import SyncSettings, publisher
 from streamrl.weight_sync.shared_memory import read_weights
+from streamrl.weight_sync.shares import shares_of
 from tests.rollout.conftest import tiny_model
+from tests.weight_sync.ranks import ThreadRanks, on_all, rank_threads
 
 CLOSE = 1e-3
 
@@ -127,9 +131,42 @@ def test_weights_of_another_model_or_damaged_ones_are_refused_and_the_old_ones_s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_file_that_is_not_what_the_trainer_wrote_changes_nothing(vllm_engine: Any, tmp_path: Path) -> None:
+    async def test(server: VllmServer) -> None:
+        manager, base = LLMServerManager({"server": server}), await server.weights_checksum()
+        written = by_two_ranks(1, 1, tmp_path / "good")
+        damaged = by_two_ranks(2, 2, tmp_path / "bad")
+        data = bytearray(Path(damaged.path).read_bytes())  # noqa: ASYNC240
+        data[-1] ^= 1
+        Path(damaged.path).write_bytes(data)  # noqa: ASYNC240
+        with pytest.raises(WeightsDamaged, match="checksum"):
+            await manager.update_weights(damaged)
+        assert ((await server.load()).weight_version, await server.weights_checksum()) == (0, base)
+        assert (await manager.update_weights(written)).checksums == {"server": written.digest}
+        assert await server.weights_checksum() == written.digest
+
+    on(vllm_engine, test)
+
+
+def by_two_ranks(seed: int, version: int, directory: Path) -> WeightInfo:
+    """Two training ranks publish by shm, each its rows."""
+
+    def publish(ranks: ThreadRanks) -> WeightInfo | None:
+        named = tiny_model("wide", seed).named_parameters()
+        writer = publisher(SyncSettings(backend="shm", staged=True), str(directory), ranks)
+        return writer.publish(shares_of(named, ranks.rank, ranks.world_size), version)
+
+    info, other = on_all(rank_threads(2), publish)
+    assert isinstance(info, WeightInfo)
+    assert other is None
+    return info
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_tensor_parallel_workers_swap_together(
-    model_dirs: dict[str, str], other_weights: Any, tmp_path: Path
+def test_two_tensor_parallel_workers_take_what_two_training_ranks_have(
+    model_dirs: dict[str, str], tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed (make vllm)")
     options = {"tensor_model_parallel_size": 2, "engine_kwargs": {"kv_cache_memory_bytes": 64 << 20}}
@@ -142,8 +179,12 @@ def test_two_tensor_parallel_workers_swap_together(
             running = asyncio.ensure_future(server.generate("running", [1, 2], SamplingParams(max_tokens=450)))
             while not await server.progress({"running": 0}):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            await server.update_weights(other_weights("wide", 1, 1).path, 1)
+            info = by_two_ranks(1, 1, tmp_path / "w")
+            report = await LLMServerManager({"server": server}).update_weights(info)
+            assert report.acknowledged == ("server",)
             assert set((await running).weight_versions) == {0, 1}
+            trained = weights_digest(tiny_model("wide", 1).named_parameters())
+            assert await server.weights_checksum() == info.digest == trained
             sampling = SamplingParams(max_tokens=30, seed=1)
             got = await server.generate("after", [1, 2, 3], sampling)
             assert got.log_probs == pytest.approx(log_probs(1, [1, 2, 3], got.token_ids, sampling), abs=CLOSE)

@@ -4,7 +4,7 @@
  generate ─► waiting ──a slot is free──► running ──add_request──► AsyncLLM ══ process of the engine: scheduler, workers
                                             ▲                        ║
              tokens, log-probs, versions ◄──┴── deltas of each step ═╝
- update_weights: pause(keep) ─► drain ─► workers load ─► stamp ─► resume
+ prepare: check, checksum, workers map the file ─► commit: pause(keep) ─► drain ─► workers load ─► stamp ─► resume
  sleep(level):   pause(keep) ─► drain ─► running calls wait again, with their tokens ─► vLLM gives its memory up
 ```
 
@@ -27,6 +27,7 @@ from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, Serv
 from agent_loop.seeds import derive_seed
 from streamrl.rollout.events import Reporter
 from streamrl.rollout.expected_weights import ExpectedWeights
+from streamrl.rollout.vllm.answers import Answers
 from streamrl.weight_sync import WeightError, WeightsDamaged, WeightsMissing
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ T = TypeVar("T")
 CONTROL_SECONDS = 50.0
 """For one call of the engine: it waits for the step under way, and a swap for all its bytes. Below the deadline of the
 callers (streamrl.rollout.replica), who would otherwise learn less."""
+PREPARE_SECONDS = 170.0
+"""For all workers to read a version, from a disk maybe, while steps go on."""
 STALL_SECONDS = 120.0
 """A running engine that gives no token for so long is taken for hung; a prefill of a large model takes seconds."""
 TEMPERATURES = (0.01, 2.0)
@@ -75,6 +78,17 @@ class Call:
         self.admitted = now if self.admitted is None else self.admitted + stood
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A version that all workers have mapped and read."""
+
+    path: str
+    version: int
+    about: str
+    """What it is called to the workers."""
+    digest: str
+
+
 @dataclass(slots=True)
 class Cache:
     """What vLLM tells of its KV cache after every step."""
@@ -105,6 +119,10 @@ class VllmCalls:
         self._running: dict[str, Call] = {}
         self._stands: set[str] = set()
         self._changing = asyncio.Lock()
+        self._syncing = asyncio.Lock()
+        """Held before `_changing`."""
+        self._prepared: Prepared | None = None
+        self._questions, self._answers = 0, Answers()
         self._level = sleep_level
         self._away: set[str] = set()
         """What of vLLM's memory is given up: "weights", "kv_cache"."""
@@ -116,6 +134,11 @@ class VllmCalls:
         """Of the last swap, vLLM's own part: its reload of tensors in memory."""
         self._tokens = 0
         self._last_token = self._busy_from = time.monotonic()
+
+    async def start(self) -> None:
+        """Before anything else. What vLLM was started with is version 0."""
+        await self._answers.listen()
+        await self.stamp(0)
 
     async def generate(self, call_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
         self.check_alive()
@@ -197,26 +220,55 @@ class VllmCalls:
                 await self._pause()  # it goes on by itself once it has all its memory; nothing is in it yet
             await self._resume()
 
-    async def update_weights(self, path: str, version: int) -> None:
+    async def prepare(self, path: str, version: int) -> str:
+        """The checksum, as all workers have read it. Requests go on meanwhile. Raises WeightError."""
+        async with self._syncing:
+            return (await self._prepare(path, version)).digest
+
+    async def commit(self, path: str, version: int) -> float:
+        """Seconds in which no token was made for it. Raises WeightError; the old weights stay."""
+        async with self._syncing:
+            prepared = self._prepared
+            if prepared is None or (prepared.path, prepared.version) != (path, version):
+                prepared = await self._prepare(path, version)
+            self._prepared = None
+            return await self._load(prepared)
+
+    async def _prepare(self, path: str, version: int) -> Prepared:
         self.check_alive()
-        self._expected.check(path)
-        async with self._changing, self._standing():
+        self._prepared = None
+        await asyncio.to_thread(self._expected.check, path)
+        self._questions += 1
+        about = f"question {self._questions}: version {version} at {path}"
+        parallel = self.engine.vllm_config.parallel_config
+        told = self._answers.expect(about, parallel.world_size * parallel.data_parallel_size)
+        await self._on_workers("prepare_published_weights", path, about, self._answers.address)
+        async with asyncio.timeout(PREPARE_SECONDS):
+            answers = await self._engine_call(told, None)
+        for refusal, text in answers:
+            if refusal:
+                raise _REFUSALS[refusal](text)
+        if len(digests := {digest for _, digest in answers}) > 1:
+            raise WeightsDamaged(f"workers of one server have read different checksums of {path}: {sorted(digests)}")
+        self._prepared = Prepared(path, version, about, digests.pop())
+        return self._prepared
+
+    async def _load(self, prepared: Prepared) -> float:
+        async with self._changing:
+            self.check_alive()
             began = time.monotonic()
-            if "weights" in self._away:
-                await self._fetch("weights")
-            found: list[list[str]] = await self._engine_call(
-                self.engine.collective_rpc("load_published_weights", args=(path,))
-            )
-            kinds = {kind for kind, *_ in found}
-            if kinds != {"loaded"}:
-                if "loaded" in kinds:
-                    raise self.fail(f"some workers have loaded {path} and others have not: {found}")
-                kind, message = found[0]
-                raise _REFUSALS[kind](message)
-            await self.stamp(version)
-            self._digest, self._blank = found[0][1], False
-            self.reload_seconds = max(float(seconds) for *_, seconds in found)
-            self._report.weights(began, time.monotonic(), version)
+            async with self._standing():
+                if "weights" in self._away:
+                    await self._fetch("weights")
+                loaded = await self._on_workers("commit_published_weights", prepared.about)
+                await self.stamp(prepared.version)
+                self._digest, self._blank, self.reload_seconds = prepared.digest, False, max(loaded)
+            ended = time.monotonic()
+            self._report.weights(began, ended, prepared.version)
+            return ended - began
+
+    async def _on_workers(self, method: str, *args: str) -> list[Any]:
+        return await self._engine_call(self.engine.collective_rpc(method, args=args))
 
     async def stamp(self, version: int) -> None:
         """Tokens sampled from now on carry `version`. The engine stands."""
@@ -260,6 +312,7 @@ class VllmCalls:
         return ServerDied(self.failure)
 
     def close(self) -> None:
+        self._answers.close()
         if self.failure is None:
             self._end("the server was closed")
 
@@ -407,18 +460,20 @@ class VllmCalls:
                 self._stands.discard("swap")
                 await self._resume()
 
-    async def _engine_call(self, call: Awaitable[T]) -> T:
+    async def _engine_call(self, call: Awaitable[T], seconds: float | None = CONTROL_SECONDS) -> T:
         """The answer of the engine; one that has died or does not answer fails the server."""
         asked: asyncio.Future[T] = asyncio.ensure_future(call)
         died = self.engine.output_handler
         waited = {asked} if died is None else {asked, died}
-        done, _ = await asyncio.wait(waited, timeout=CONTROL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            done, _ = await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
         if asked in done and asked.exception() is None:
             return asked.result()
-        asked.cancel()
         if asked in done:
             raise self.fail(repr(asked.exception()))
-        raise self.fail("its process has ended" if done else f"no answer within {CONTROL_SECONDS:.0f} s")
+        raise self.fail("its process has ended" if done else f"no answer within {seconds:.0f} s")
 
 
 def engine_sampling(call: Call) -> Any:

@@ -142,9 +142,17 @@ class VllmServer:
     async def abort(self, request_ids: list[str] | None = None) -> int:
         return await self._on_engine(self._calls.abort(request_ids))
 
+    async def prepare_weights(self, path: str, version: int) -> str | None:
+        """Requests go on meanwhile. Raises WeightError, ServerDied."""
+        return await self._on_engine(self._calls.prepare(path, version))
+
+    async def commit_weights(self, path: str, version: int) -> float | None:
+        """Raises WeightError (the old weights stay), ServerDied."""
+        return await self._on_engine(self._calls.commit(path, version))
+
     async def update_weights(self, path: str, version: int) -> None:
         """Raises WeightError (the old weights stay), ServerDied."""
-        await self._on_engine(self._calls.update_weights(path, version))
+        await self.commit_weights(path, version)
 
     async def weights_checksum(self) -> str | None:
         """Of the tensors that were last loaded, before vLLM packed them (weight_sync.digest)."""
@@ -200,10 +208,10 @@ class VllmServer:
             cache=self._engine.cache,
             sleep_level=VllmOptions.of(config.vllm).sleep_level,
         )
-        await calls.stamp(0)
+        await calls.start()
         while self._store and (newest := self._store.latest()):
             try:
-                await calls.update_weights(newest.path, newest.version)
+                await calls.commit(newest.path, newest.version)
                 break
             except WeightsMissing:
                 if self._store.latest() == newest:  # else it was retired meanwhile, and a newer one is there

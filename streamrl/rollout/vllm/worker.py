@@ -15,33 +15,81 @@ import select
 import signal
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from streamrl.rollout.vllm.answers import tell
+
+if TYPE_CHECKING:
+    from streamrl.weight_sync.kept import KeptMaps
 
 SERVER_PID = "STREAMRL_VLLM_SERVER_PID"
 """Environment variable of the engine's processes."""
 
 
 class WorkerExtension:
-    """Nothing is raised for weights that were refused before anything was overwritten: the server decides."""
+    _published: Published | None = None
+    _maps: KeptMaps | None = None
 
-    def load_published_weights(self, path: str) -> list[str]:
-        """["loaded", digest, seconds of vLLM's own part], or ["WeightsMissing" | "WeightsDamaged", message] and the old
-        weights stay."""
-        from streamrl.weight_sync import WeightError
-        from streamrl.weight_sync.digest import weights_digest
-        from streamrl.weight_sync.shared_memory import read_weights
+    def prepare_published_weights(self, path: str, about: str, answers: str) -> None:
+        """Begin to read a file, while steps go on. What becomes of it is told to `answers`."""
+        from streamrl.weight_sync.digest import free_threads
+        from streamrl.weight_sync.kept import KeptMaps
 
-        try:
-            tensors = read_weights(path)
-            digest = weights_digest(tensors.items())  # also touches every page, before anything is overwritten
-        except WeightError as error:
-            return [type(error).__name__, str(error)]
+        worker: Any = self
+        parallel = worker.parallel_config
+        threads = free_threads(parallel.world_size * parallel.data_parallel_size)
+        self._maps = maps = self._maps or KeptMaps()
+        self._published = Published(path, about, answers, maps, threads, self._published)
+
+    def commit_published_weights(self, about: str) -> float:
+        """Seconds of vLLM's own part. What it raises is the end of the engine."""
+        published, self._published = self._published, None
+        if published is None or published.about != about:
+            raise ValueError(f"{about} is not what this worker has prepared")
+        published.join()
         worker: Any = self
         began = time.monotonic()
-        worker.reload_weights(weights_iterator=iter(tensors.items()))
+        worker.reload_weights(weights_iterator=iter(published.tensors.items()))
         if worker.device.type == "cpu" and worker.model_config.hf_text_config.tie_word_embeddings:
             _pack_heads(worker.model_runner.get_model())
-        return ["loaded", digest, repr(time.monotonic() - began)]
+        took = time.monotonic() - began
+        published.loaded()
+        return took
+
+
+class Published(threading.Thread):
+    """Maps a file and computes its checksum, which touches all of its pages. Tells ["", checksum], or the name of a
+    WeightError and its message."""
+
+    def __init__(
+        self, path: str, about: str, answers: str, maps: KeptMaps, threads: int, before: Published | None
+    ) -> None:
+        """`before`: was not committed."""
+        super().__init__(name="published-weights", daemon=True)
+        self.about, self.tensors = about, dict[str, Any]()
+        self._path, self._answers, self._maps, self._threads, self._before = path, answers, maps, threads, before
+        self.start()
+
+    def run(self) -> None:
+        from streamrl.weight_sync import WeightError
+        from streamrl.weight_sync.digest import weights_digest
+
+        if before := self._before:
+            before.join()
+            self._before = None
+            self._maps.forget()  # maybe what is mapped was what is wrong
+        try:
+            self.tensors = self._maps.open(self._path)
+            answer = ["", weights_digest(self.tensors.items(), self._threads)]
+        except WeightError as error:
+            answer = [type(error).__name__, str(error)]
+        tell(self._answers, self.about, answer)
+
+    def loaded(self) -> None:
+        """The file may be written over."""
+        if any(tensor._version for tensor in self.tensors.values()):  # a model whose loader changes what it gets
+            self._maps.forget()
+        self._maps.release()
 
 
 def _pack_heads(model: Any) -> None:
