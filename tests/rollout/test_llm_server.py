@@ -27,6 +27,7 @@ from agent_loop.llm.protocol import (
 from streamrl.rollout.sglang.server import SglangServer
 from streamrl.rollout.sim.server import SimConfig, SimServer
 from streamrl.rollout.sim.virtual_clock import run_virtual
+from streamrl.weight_sync.two_phase import TwoPhase
 from tests.rollout.kept_sglang import sglang_at
 
 VOCAB, SLOTS, MAX_LEN = 64, 4, 512
@@ -165,6 +166,21 @@ def test_tokens_before_an_update_carry_the_old_version_and_later_ones_the_new(ca
             assert len(got.token_ids) == LONG
             assert set(got.weight_versions) == {0, 1}
         assert (await after).weight_versions == [1] * 5
+
+    case.run(test)
+
+
+def test_a_version_that_is_prepared_changes_nothing_and_serves_from_its_commit_on(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        assert isinstance(server, TwoPhase)
+        path, forgotten = case.publish(1), case.publish(2)
+        await server.prepare_weights(forgotten, 2)
+        await server.prepare_weights(path, 1)
+        assert (await start(server, "before", 20)).weight_versions == [0] * 20
+        await server.commit_weights(path, 1)
+        assert (await start(server, "after", 20)).weight_versions == [1] * 20
+        await server.commit_weights(forgotten, 2)
+        assert (await start(server, "last", 20)).weight_versions == [2] * 20
 
     case.run(test)
 
