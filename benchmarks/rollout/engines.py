@@ -1,8 +1,9 @@
-"""The `engines` part of benchmarks.rollout: how fast the embedded engine is, and how fast it lets go.
+"""The `engines` part of benchmarks.rollout: how fast the embedded engine is, and how fast it and vLLM let go.
 
 tokens/s   32 requests at the same time on the calculator model, `torch` and, where it is installed, `vllm` in turn; the
            medians of their rounds. Each engine has one thread, and is asked through the same protocol.
-abort      2,000 requests in flight (in the slots and waiting): from the call to the last answer, and tokens kept
+abort      2,000 requests in flight (in the slots and waiting; in `vllm` all have a slot): from the call to the last
+           answer, the longer one of two in a row, and tokens kept
 pause      with 5,000 requests waiting: from the call until no step is made
 bits       batch-invariant mode: tokens and log-probs of requests alone against those in random company
 """
@@ -10,7 +11,6 @@ bits       batch-invariant mode: tokens and log-probs of requests alone against 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import random
 import statistics
 import sys
@@ -20,6 +20,7 @@ from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams
 from benchmarks.bars import Bar
 from streamrl.rollout.building import build_server
 from streamrl.rollout.server_config import RolloutServerConfig
+from streamrl.rollout.vllm.options import installed
 
 CALCULATOR = "examples/calculator/model"
 VOCAB, LENGTH = 256, 256
@@ -33,7 +34,10 @@ def engines() -> list[Bar]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [*asyncio.run(_speed()), *asyncio.run(_letting_go()), asyncio.run(_bits())]
+        gone = asyncio.run(_letting_go("torch", SLOTS))
+        if installed():
+            gone += asyncio.run(_letting_go("vllm", IN_FLIGHT))
+        return [*asyncio.run(_speed()), *gone, asyncio.run(_bits())]
     finally:
         torch.set_num_threads(before)
 
@@ -59,7 +63,7 @@ async def _tokens_per_second(server: LLMServer, seed: int) -> float:
 
 
 async def _speed() -> list[Bar]:
-    names = ["torch", *(["vllm"] if importlib.util.find_spec("vllm") else [])]
+    names = ["torch", *(["vllm"] if installed() else [])]
     servers = {name: _server(name, CONCURRENT) for name in names}
     for server in servers.values():
         await _tokens_per_second(server, 0)
@@ -78,18 +82,18 @@ async def _speed() -> list[Bar]:
     return [*bars, Bar("torch engine: share of vLLM's tokens/s", share, "", 0.6)]
 
 
-async def _letting_go() -> list[Bar]:
-    server = _server("torch", SLOTS)
+async def _letting_go(name: str, slots: int) -> list[Bar]:
+    server = _server(name, slots)
     sampling = SamplingParams(max_tokens=200)
 
-    async def busy(count: int) -> list[asyncio.Task[Generation]]:
+    async def busy(turn: str, count: int) -> list[asyncio.Task[Generation]]:
         tasks = [
-            asyncio.ensure_future(server.generate(f"{count} {i}", prompt, sampling))
+            asyncio.ensure_future(server.generate(f"{turn} {i}", prompt, sampling))
             for i, prompt in enumerate(_prompts(count, count))
         ]
         made = (await server.load()).tokens_generated
         while (  # noqa: ASYNC110  # a server announces no tokens
-            (load := await server.load()).running < SLOTS or load.tokens_generated < made + 5 * SLOTS
+            (load := await server.load()).running < slots or load.tokens_generated < made + 5 * slots
         ):
             await asyncio.sleep(0.01)
         return tasks
@@ -98,22 +102,24 @@ async def _letting_go() -> list[Bar]:
         await server.abort()
         return await asyncio.gather(*tasks)
 
-    tasks = await busy(IN_FLIGHT)
-    seen = await server.progress({f"{IN_FLIGHT} {i}": 0 for i in range(IN_FLIGHT)})
-    began = time.perf_counter()
-    answers = await empty(tasks)
-    abort = time.perf_counter() - began
-    lost = sum(len(answers[int(id.split()[1])].token_ids) < len(piece.token_ids) for id, piece in seen.items())
-    tasks = await busy(WAITING + SLOTS)
+    aborts, lost = [], 0
+    for turn in ("first", "second"):
+        tasks = await busy(turn, IN_FLIGHT)
+        seen = await server.progress({f"{turn} {i}": 0 for i in range(IN_FLIGHT)})
+        began = time.perf_counter()
+        answers = await empty(tasks)
+        aborts.append(time.perf_counter() - began)
+        lost += sum(len(answers[int(id.split()[1])].token_ids) < len(piece.token_ids) for id, piece in seen.items())
+    tasks = await busy("waiting", WAITING + slots)
     began = time.perf_counter()
     await server.pause()
     pause = time.perf_counter() - began
     await empty(tasks)
     await server.close()
     return [
-        Bar(f"torch engine: abort of {IN_FLIGHT} requests in flight", abort, "s", 2.0, "at most"),
-        Bar("torch engine: requests whose tokens an abort lost", lost, "requests", 0, "at most", always=True),
-        Bar(f"torch engine: pause with {WAITING} requests waiting", pause, "s", 1.0, "at most"),
+        Bar(f"{name}: abort of {IN_FLIGHT} requests in flight, {slots} slots", max(aborts), "s", 2.0, "at most"),
+        Bar(f"{name}: requests whose tokens an abort lost", lost, "requests", 0, "at most", always=True),
+        Bar(f"{name}: pause with {WAITING} requests waiting", pause, "s", 1.0, "at most"),
     ]
 
 
