@@ -14,8 +14,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ from streamrl.dashboard.access import HEADERS, Access
 from streamrl.dashboard.hub import Hub
 from streamrl.monitor.registry import step_metric
 from transfer_queue.errors import QueueError
+
+log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
 
@@ -88,15 +92,20 @@ class Guarded:
             await self._app(scope, receive, with_headers)
 
 
-def build_app(hub: Hub, access: Access, static: Path = STATIC) -> Starlette:
-    """The application. Its lifespan runs the hub."""
+def build_app(hub: Hub, access: Access, static: Path = STATIC, failed: Callable[[], None] | None = None) -> Starlette:
+    """The application. Its lifespan runs the hub; `failed` is called if that ends by an error."""
     routes = _Routes(hub, access)
+
+    def ended(running: asyncio.Task[None]) -> None:
+        if not running.cancelled() and (error := running.exception()) is not None:
+            log.critical("the dashboard stops: its state cannot be kept up", exc_info=error)
+            if failed is not None:
+                failed()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        import asyncio
-
         running = asyncio.create_task(hub.run(), name="hub")
+        running.add_done_callback(ended)
         try:
             yield
         finally:

@@ -69,12 +69,14 @@ def serve(run_dir: Path, host: str, port: int | None, *, guarded: bool = False, 
     shown = f"[{host}]" if ":" in host else host
     print(f"dashboard of {run_dir}: http://{shown}:{bound}/#key={key}", flush=True)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    app = build_app(Hub(run_dir), access, failed=lambda: setattr(server, "should_exit", True))
     config = uvicorn.Config(
-        build_app(Hub(run_dir), access), log_level="warning", access_log=False, server_header=False, lifespan="on",
+        app, log_level="warning", access_log=False, server_header=False, lifespan="on",
         http="h11", ws="none", timeout_keep_alive=HEADER_SECONDS, limit_concurrency=CONNECTIONS,
         h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=1,
     )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
 
 
 def _run_dir(text: str) -> Path:

@@ -88,6 +88,7 @@ TABLE: tuple[EventSpec, ...] = (
     _span("advantage", "trainer", ("step",), "Advantages, in the trainer process or on the ranks."),
     _span("update_critic", "trainer", ("step",), "The critic's optimizer steps."),
     _span("train", "trainer", ("step",), "Forward, backward, optimizer step of a mini-batch; also `rows`, `tokens`."),
+    _span("rank", "training rank", ("task",), "A training rank does what it was told; also `role`."),
     # Generation.
     _span(
         "session",

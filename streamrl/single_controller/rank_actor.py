@@ -13,6 +13,7 @@ from typing import Any, Literal
 import ray
 
 from agent_loop.user_code import with_place
+from streamrl.monitor.events import EventLog
 from streamrl.process_log import write_to
 from streamrl.single_controller.worker import ClassWithInitArgs, RankInfo, loaded
 
@@ -35,13 +36,17 @@ class RankActor:
         self._workers: dict[str, Any] = {}
         self._store: Any = None
         self._threads: set[int] = set()
+        self._events = EventLog(None, "rank")
         faulthandler.enable(file=STDERR, all_threads=True)  # Ray's own shows the crashed thread only
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def identify(self, log_file: str = "") -> dict[str, Any]:
-        """`log_file`: where it writes from now on, instead of among Ray's files."""
+        """`log_file`: where it writes from now on, instead of Ray's file: <run>/logs/<name>.log. Its events go to
+        <run>/events/<name>."""
         if log_file:
-            write_to(Path(log_file))
+            path = Path(log_file)
+            write_to(path)
+            self._events = EventLog(path.parent.parent / "events", path.stem)
         return {"pid": os.getpid(), "ip": ray.util.get_node_ip_address(), "log": _path_of(STDERR)}
 
     def open_rendezvous(self, kind: Literal["file", "tcp"]) -> str:
@@ -60,7 +65,8 @@ class RankActor:
 
     def run(self, role: str, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
-            return getattr(self._workers[role], method)(*loaded(args), **kwargs)
+            with self._events.span("rank", task=method, role=role):
+                return getattr(self._workers[role], method)(*loaded(args), **kwargs)
         except Exception as error:  # its traceback stays in this process
             log.exception("%s failed", method)
             raise with_place(error)  # noqa: B904

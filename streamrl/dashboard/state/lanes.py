@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -61,11 +60,14 @@ class Sessions:
     """The sessions that ended, by worker, to be shown as how many were under way."""
 
     def __init__(self) -> None:
-        self.by_worker: dict[str, deque[Sitting]] = {}
+        self.by_worker: dict[str, list[Sitting]] = {}
+        self._longest: dict[str, float] = {}
 
     def add(self, worker: str, start: float, end: float, fields: Mapping[str, Any]) -> None:
         score = fields.get("score")
-        self.by_worker.setdefault(worker, deque(maxlen=BARS)).append(
+        sittings = self.by_worker.setdefault(worker, [])
+        self._longest[worker] = max(self._longest.get(worker, 0.0), end - start)
+        sittings.append(
             Sitting(
                 start, end, str(fields.get("uid", "")), int(fields.get("session", -1)), str(fields.get("status", "")),
                 int(fields.get("tokens", 0)), int(fields.get("turns", 0)), float(fields.get("tool_seconds", 0.0)),
@@ -74,15 +76,21 @@ class Sessions:
             )
         )  # fmt: skip
 
+        if len(sittings) > BARS:
+            del sittings[: BARS // 4]
+
     def within(self, start: float, end: float) -> dict[str, list[Sitting]]:
-        return {
-            worker: [s for s in sittings if s.end > start and s.start < end]
-            for worker, sittings in self.by_worker.items()
-        }
+        """By worker, those that were under way at some time between the two. They lie by their ends."""
+        found: dict[str, list[Sitting]] = {}
+        for worker, sittings in self.by_worker.items():
+            first = bisect_left(sittings, start, key=lambda s: s.end)
+            last = bisect_left(sittings, end + self._longest[worker], key=lambda s: s.end)
+            found[worker] = [s for s in sittings[first:last] if s.end > start and s.start < end]
+        return found
 
     def recent(self, count: int) -> list[Sitting]:
         """The last ones of all workers."""
-        newest = [s for sittings in self.by_worker.values() for s in list(sittings)[-count:]]
+        newest = [s for sittings in self.by_worker.values() for s in sittings[-count:]]
         return sorted(newest, key=lambda s: s.end)[-count:]
 
 

@@ -82,7 +82,8 @@ def _stages(state: RunState, whole: float) -> list[dict[str, Any]]:
 def _engines(state: RunState) -> str:
     running = sum(int(engine.get("running") or 0) for engine in state.fleet.engines.values())
     slots = sum(int(engine.get("slots") or 0) for engine in state.fleet.engines.values())
-    return f"{len(state.fleet.engines)} engines, {running}/{slots} slots" if slots else ""
+    count = len(state.fleet.engines)
+    return f"{count} engine{'s' if count > 1 else ''}, {running}/{slots} slots" if slots else ""
 
 
 def _waits(lost: dict[str, float]) -> str:

@@ -9,6 +9,7 @@ interface Look {
 const LOOKS: Record<string, Look> = {
   training: { colour: "--c-train", hatched: false },
   train: { colour: "--c-train", hatched: false },
+  reward_model: { colour: "--c-before", hatched: false },
   old_log_prob: { colour: "--c-before", hatched: false },
   ref: { colour: "--c-before", hatched: false },
   teacher: { colour: "--c-before", hatched: false },
@@ -19,7 +20,7 @@ const LOOKS: Record<string, Look> = {
   wait_data: { colour: "--c-wait", hatched: true },
   wait_order: { colour: "--c-order", hatched: true },
   sync: { colour: "--c-sync", hatched: false },
-  hand_off: { colour: "--c-minor", hatched: false },
+  hand_off: { colour: "--c-handoff", hatched: false },
   checkpoint: { colour: "--c-checkpoint", hatched: false },
   validation: { colour: "--c-validation", hatched: false },
   validate_beside: { colour: "--c-validation", hatched: false },
@@ -36,8 +37,17 @@ const LOOKS: Record<string, Look> = {
   ready: { colour: "--c-ready", hatched: false },
 };
 
+/** What a training rank was told to do, by how its name begins. */
+function ofTask(task: string): string {
+  if (/^(update|train)/.test(task)) return "--c-train";
+  if (/^(compute|score)/.test(task)) return "--c-before";
+  if (/^(publish|send|gather)/.test(task)) return "--c-sync";
+  if (/^(save|load|init|write|finish)/.test(task)) return "--c-checkpoint";
+  return "--c-minor";
+}
+
 export function look(what: string): Look {
-  return LOOKS[what] ?? { colour: "--c-minor", hatched: false };
+  return LOOKS[what] ?? { colour: ofTask(what), hatched: false };
 }
 
 /** The value of a colour of style.css, for canvases. */

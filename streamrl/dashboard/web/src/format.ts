@@ -88,6 +88,7 @@ const NAMES: Record<string, string> = {
   validation: "Validation",
   bookkeeping: "Bookkeeping",
   unaccounted: "Unaccounted",
+  reward_model: "Reward model",
   old_log_prob: "Old log-probs",
   ref: "Reference log-probs",
   teacher: "Teacher log-probs",

@@ -1,7 +1,7 @@
 /** Is it healthy, and what limits it? */
 import { Chart } from "../parts/chart";
 import { Alerts, Card, Meter, Shares, SIGNS, Tile } from "../parts/common";
-import { age, count, duration, figure, inert, percent, words } from "../format";
+import { age, clock, count, duration, figure, inert, percent, words } from "../format";
 import { store, useKnown, useNow } from "../store";
 import type { Known } from "../store";
 import type { Overview as Facts } from "../wire";
@@ -93,7 +93,7 @@ function Tiles(props: { facts: Facts; now: number }) {
       </Tile>
       <Tile label="Oldest unacked" value={facts.oldest_training !== null ? age(facts.oldest_training, now) : "none"} sub="leased by the trainer" />
       <Tile label="Dropped · dead" value={`${facts.dropped} · ${facts.dead}`} sub="groups, in all" tone={facts.dead > 0 ? "warn" : undefined} />
-      <Tile label="Last word" value={live || silent ? age(facts.health.since, now) : words(facts.status)} sub={silent ? "metrics are stale" : "age of the newest event"} tone={silent ? "bad" : undefined} />
+      <Tile label="Last word" value={live || silent ? age(facts.health.since, now) : words(facts.status)} sub={silent ? "metrics are stale" : live ? "age of the newest event" : `at ${clock(facts.health.since)}`} tone={silent ? "bad" : undefined} />
       {Object.entries(facts.validation)
         .slice(0, 2)
         .map(([name, value]) => (

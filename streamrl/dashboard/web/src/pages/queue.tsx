@@ -84,7 +84,7 @@ function Stages(props: { pipeline: Pipeline }) {
               <b>{node.label}</b>
               <span class="state">
                 <span aria-hidden="true">{mark}</span>
-                {text}
+                {node.state === "idle" && node.busy >= 0.01 ? "active" : text}
                 {node.id !== "prompts" && <span class="muted">{percent(node.busy)}</span>}
               </span>
               <div class="note">{node.note || "\u00a0"}</div>

@@ -96,7 +96,8 @@ function bands(pen: CanvasRenderingContext2D, shown: Window, x: (time: number) =
 
 function axis(pen: CanvasRenderingContext2D, from: number, to: number, x: (time: number) => number, height: number): void {
   const choices = [0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400];
-  const every = choices.find((each) => (to - from) / each <= 9) ?? 86400;
+  const most = Math.max(2, (x(to) - x(from)) / 85);
+  const every = choices.find((each) => (to - from) / each <= most) ?? 86400;
   pen.strokeStyle = colour("--line");
   pen.fillStyle = colour("--muted");
   pen.font = "10px system-ui, sans-serif";
