@@ -47,7 +47,7 @@ def test_a_typical_verl_script_is_accepted_and_its_inert_keys_are_named_once(val
         ("actor_rollout_ref.actor.checkpoint.load_contents=[model]", "['model', 'optimizer', 'extra']"),
         ("critic.shuffle=True", "false"),
         ("skip.rollout.enable=True", "false"),
-        ("reward.reward_model.enable=True", "false"),
+        ("reward.reward_model.enable_resource_pool=True", "false"),
         ("trainer.use_v1=False", "true"),
     ],
 )

@@ -16,6 +16,7 @@ from streamrl.monitor.schema import check_events
 from streamrl.recording.record import Recording
 from streamrl.trainer.deterministic import comparable
 from streamrl.trainer.resume_checks import unlike
+from tests.runtime.jobs import Job
 from tests.runtime.test_going_on import SMALL, check_accounts, killed_after, start
 from tests.runtime.test_local_run import run
 
@@ -163,3 +164,21 @@ def test_a_deterministic_run_that_was_killed_ends_with_the_same_scores_bit_for_b
         whole, _ = start(config)
     again, _ = start(config, killed)
     assert [comparable(line) for line in read_metrics(again)] == [comparable(line) for line in read_metrics(whole)]
+
+
+@pytest.mark.slow
+def test_two_ranks_in_processes_of_their_own_share_the_rows(tmp_path: Path) -> None:
+    scorer = make_scorer(tmp_path / "scorer")
+    job = Job(
+        tmp_path, *ALONE, f"reward.reward_model.model_path={scorer}", "trainer.n_gpus_per_node=2",
+        "trainer.record=true", "trainer.v1.trainer_mode=colocate_async",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=true", "data.val_max_samples=2", "monitor.terminal=false", steps=2, batch=4, seconds=300.0,
+    )  # fmt: skip
+    job.start()
+    job.finish()
+    recording = Recording(job.path)
+    for line, done in zip(read_metrics(job.path), recording.steps.values(), strict=True):
+        rows = [row for uid in done.uids for row in recording.group(uid)]
+        own = scores_by_transformers(scorer, [row.columns["input_ids"] for row in rows])
+        np.testing.assert_allclose([row.tag["score"] for row in rows], own, atol=1e-4)
+        assert line["critic/score/mean"] == pytest.approx(np.mean(own), abs=1e-4)

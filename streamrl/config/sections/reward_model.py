@@ -9,9 +9,9 @@ from streamrl.config.sections.types import PositiveInt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModelConfig:
-    """A frozen sequence classifier with one label, whose score of a row is the session's (docs/algorithms.md). The
-    training ranks hold it, as they hold a reference: a stage of the update, after generation sleeps where it does.
-    Its parameters lie where the reference's do (actor_rollout_ref.ref.fsdp_config)."""
+    """A frozen sequence classifier with one label, whose score of a session's last row is the session's
+    (docs/extending.md). The training ranks hold it, as they hold a reference: a stage of the update, after generation
+    sleeps where it does. Its parameters lie where the reference's do (actor_rollout_ref.ref.fsdp_config)."""
 
     enable: bool = False
     model_path: str | None = None
