@@ -84,9 +84,11 @@ class UnitAccess:
             return mapping.file
         return mapping.data if known or segment.nbytes <= MAP_AT_ONCE else mapping.file
 
-    async def upload(self, extents: Iterable[Extent]) -> None:
+    async def upload(self, extents: Sequence[Extent]) -> None:
         """Send what was written to private buffers to the units; what lies in durable segments is on the disk when this
         returns. Raises SegmentGone, Disconnected."""
+        if all(self._local[unit_of(s)] and not is_durable(s) for s in {extent.segment for extent in extents}):
+            return  # it lies where it is to lie
         durable: set[OpenFile] = set()
         for extent in extents:
             unit = unit_of(extent.segment)

@@ -185,11 +185,11 @@ class QueueClient(RowVerbs):
         packed = await packed_columns(columns, len(keys))
         committed: list[Committed] = []
         arena = self._arenas[partition]
-        need = 2 * sum(column.nbytes for column in packed.values())
 
         async def send(blocks: list[Block]) -> None:
             sealed = [*arena.sealed(blocks), *self._strays]
             self._strays.clear()
+            need = 2 * sum([block.nbytes for block in blocks])
             own = {block.segment for block in blocks} <= set(sealed)  # the next put wants one like that, not usual ones
             want = need if not own and arena.room() < need and not arena.wanting else 0
             arena.wanting |= want > 0
@@ -362,14 +362,15 @@ class QueueClient(RowVerbs):
         """Copy columns into segments and `send` their blocks; again if the segments went meanwhile."""
         arena = self._arenas[partition]
         error = SegmentGone(f"partition {partition!r} has no segment to write to")
+        sizes = [column.nbytes for column in columns.values()]
         for attempt in range(ATTEMPTS):
-            extents = await self._place(partition, [column.nbytes for column in columns.values()], wait)
+            extents = await self._place(partition, sizes, wait)
             try:
                 blocks = [fill(e, field, column) for e, (field, column) in zip(extents, columns.items(), strict=True)]
                 await self._access.upload(extents)
                 failpoint("client.after_copy")
                 await send(blocks)
-                self.bytes_written += sum(block.nbytes for block in blocks)
+                self.bytes_written += sum(sizes)
                 return
             except SegmentGone as gone:
                 log.info("client %r copies %d rows again: %s", self.name, len(columns), gone)

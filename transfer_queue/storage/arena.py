@@ -15,7 +15,7 @@ import xxhash
 
 from transfer_queue.errors import Corrupt, SegmentGone
 from transfer_queue.net.messages import Block, Segment
-from transfer_queue.storage.columns import Column, aligned
+from transfer_queue.storage.columns import ALIGN, Column, aligned
 from transfer_queue.storage.segments import MAX_FILES, Mapping, OpenFile, unit_of
 
 MAX_BEGUN = 3
@@ -30,6 +30,9 @@ OWN = 8
 CHUNK = 1 << 20
 """Bytes copied and hashed at a time: the digest then reads what the copy has brought into the cache. A smaller copy
 goes through the cache on its way out too, at twice the cost."""
+
+SMALL = 16 << 10
+"""Bytes up to which a second copy costs less than what numpy does to save it."""
 
 GOOD_PART = 4
 """One row in so many is a good part of a block: the digest of all then costs at most twice the copy of these."""
@@ -110,7 +113,7 @@ class WriteArena:
         if plan is None:
             return max(total, 1)
         own = granted is not None and not granted.used and OWN * (granted.room() - total) < granted.segment.nbytes
-        extents = [self._take(g, size) for g, size in zip(plan, sizes, strict=True)]
+        extents = [_take(g, size) for g, size in zip(plan, sizes, strict=True)]
         if granted is not None and (own or FULL * granted.room() < granted.segment.nbytes):
             self._finish(granted)
         self._finish_fullest()
@@ -176,15 +179,6 @@ class WriteArena:
             room[id(granted)] -= aligned(size)
         return plan
 
-    def _take(self, granted: _Granted, size: int) -> Extent:
-        offset, target = granted.used, granted.target
-        granted.used += aligned(size)
-        granted.unsettled += 1
-        if isinstance(target, OpenFile):
-            return Extent(granted.segment.segment, offset, size, None, target)
-        data = np.empty(size, np.uint8) if target is None else target[offset : offset + size]
-        return Extent(granted.segment.segment, offset, size, data)
-
     def _finish(self, granted: _Granted) -> None:
         self._granted.remove(granted)
         self._finished.append(granted)
@@ -195,6 +189,18 @@ class WriteArena:
         if len(begun) > MAX_BEGUN:
             for granted in sorted(begun, key=_Granted.room)[:-MAX_BEGUN]:
                 self._finish(granted)
+
+
+def _take(granted: _Granted, size: int) -> Extent:
+    offset, target = granted.used, granted.target
+    granted.used = offset + -(-size // ALIGN) * ALIGN
+    granted.unsettled += 1
+    if type(target) is np.ndarray:
+        return Extent(granted.segment.segment, offset, size, target[offset : offset + size])
+    if target is None:
+        return Extent(granted.segment.segment, offset, size, np.empty(size, np.uint8))
+    assert isinstance(target, OpenFile)
+    return Extent(granted.segment.segment, offset, size, None, target)
 
 
 class ReadArena:
@@ -293,15 +299,18 @@ def verify(block: Block, data: np.ndarray | memoryview) -> None:
 
 def fill(extent: Extent, field: str, column: Column) -> Block:
     """Copy `column` to its place, which is the one copy of a put: the block that names it."""
-    if extent.data is not None and extent.nbytes <= CHUNK:
+    if extent.data is not None and extent.nbytes <= SMALL:
+        packed = column.packed()
+        extent.data.data[:] = packed
+        found = xxhash.xxh3_64_intdigest(packed)
+    elif extent.data is not None and extent.nbytes <= CHUNK:
         column.write_to(extent.data)
         found = digest(extent.data)
     else:
         found = _fill_large(extent, column)
     return Block(
-        field=field, segment=extent.segment, offset=extent.offset, nbytes=extent.nbytes, rows=column.rows,
-        kind=column.kind, dtype=column.dtype, shape=column.shape, digest=found,
-    )  # fmt: skip
+        field, extent.segment, extent.offset, extent.nbytes, column.rows, column.kind, column.dtype, column.shape, found
+    )
 
 
 def _fill_large(extent: Extent, column: Column) -> int:

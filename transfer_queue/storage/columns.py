@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from transfer_queue.errors import Corrupt, Invalid
 from transfer_queue.net.messages import Block
@@ -33,17 +34,20 @@ DTYPES = frozenset(
     ["|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16", BFLOAT16]
 )
 
+_NAMES = {dtype: dtype.str for dtype in map(np.dtype, sorted(DTYPES - {BFLOAT16}))}
+"""Of dtypes that are stored as they are: the wire's name."""
+
 LONG_ROW_BYTES = 1024
 """Rows longer than this on average are gathered slice by slice; shorter ones by one vectorised index."""
 
 Kind = Literal["dense", "ragged", "object"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class Column(msgspec.Struct, frozen=True, eq=False):
     """`rows` values of one field. `col[i]` is a numpy view (dense, ragged) or a fresh Python object (object).
 
-    `shape` is the shape of a row (dense) or of one element of a row's first dimension (ragged).
+    `shape` is the shape of a row (dense) or of one element of a row's first dimension (ragged). A Struct, which is made
+    in an eighth of the time of a dataclass: there is one for each block of each put.
     """
 
     kind: Kind
@@ -86,11 +90,12 @@ class Column:
         """A column of Python objects. Raises TypeError naming field and row for a type that cannot come back, and Large
         as encode_objects does."""
         encoded = encode_objects(rows, field=field, parts=parts)
-        offsets = _offsets(list(map(len, encoded)))
-        if offsets[-1] < LEAST:
+        lengths = list(map(len, encoded))
+        offsets, total = _offsets(lengths), sum(lengths)
+        if total < LEAST:
             values = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         else:
-            values = scratch.empty(int(offsets[-1]), np.uint8)
+            values = scratch.empty(total, np.uint8)
             copy_slices(encoded, values)
         return Column("object", "|u1", (), values, offsets, len(encoded))
 
@@ -136,12 +141,12 @@ class Column:
         index = np.asarray(index, dtype=np.int64)
         if len(index) == 1 and 0 <= (row := int(index[0])) < self.rows:
             part = self.view(row, row + 1)
-            return replace(part, values=_copied(part.values, empty))
+            return replace(part, values=copied(part.values, empty))
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"rows {int(index.min())}..{int(index.max())} of a column of {self.rows} rows")
         if len(index) and index[-1] - index[0] == len(index) - 1 and (index[1:] - index[:-1] == 1).all():
             part = self.view(int(index[0]), int(index[-1]) + 1)
-            return replace(part, values=_copied(part.values, empty))
+            return replace(part, values=copied(part.values, empty))
         if self.offsets is None:
             values = empty((len(index), *self.shape), self.values.dtype)
             np.take(self.values, index, axis=0, out=values, mode="clip")
@@ -185,6 +190,14 @@ class Column:
     def nbytes(self) -> int:
         """Size of this column as a block."""
         return self._values_at() + self.values.nbytes
+
+    def packed(self) -> bytes:
+        """The block, for columns of few bytes: several times quicker than laying it out in an array."""
+        values = self.values.tobytes()
+        if self.offsets is None:
+            return values
+        head = self.offsets.tobytes()
+        return b"".join((head, bytes(self._values_at() - len(head)), values))
 
     def write_to(self, target: np.ndarray) -> None:
         """Lay the column out in `target`, a uint8 array of exactly `nbytes`."""
@@ -253,6 +266,8 @@ def _empty(dtype: np.dtype, rows: int, shape: tuple[int, ...]) -> np.ndarray:
 
 def _checked_values(values: np.ndarray, dtype: str | None) -> tuple[np.ndarray, str]:
     """Little-endian contiguous values and their wire dtype."""
+    if dtype is None and (known := _NAMES.get(values.dtype)) is not None:
+        return np.ascontiguousarray(values) if values.ndim else values, known
     name = dtype or values.dtype.newbyteorder("<").str
     if values.dtype != storage_dtype(name):
         values = values.astype(storage_dtype(name))
@@ -299,7 +314,8 @@ def elements(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return index
 
 
-def _copied(values: np.ndarray, empty: Empty) -> np.ndarray:
+def copied(values: np.ndarray, empty: Empty) -> np.ndarray:
+    """The same values in memory from `empty`."""
     out = empty(values.shape, values.dtype)
     np.copyto(out, values)
     return out

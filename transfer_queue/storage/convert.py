@@ -94,6 +94,8 @@ def _from_array(field: str, array: np.ndarray, parts: int) -> Column:
 def _from_list(field: str, rows: Sequence[Any], parts: int) -> Column:
     if rows and type(rows[0]) in _NO_ARRAYS:
         return Column.objects(rows, field=field, parts=parts)
+    if len(rows) == 1 and type(rows[0]) is np.ndarray and rows[0].ndim and rows[0].dtype.kind in "biufc":
+        return Column.ragged(rows)  # most puts are of one row
     if rows and all(type(row) is np.ndarray and row.ndim and row.dtype.kind in "biufc" for row in rows):
         first = rows[0]
         if all(row.dtype == first.dtype and row.shape[1:] == first.shape[1:] for row in rows):

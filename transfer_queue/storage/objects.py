@@ -26,7 +26,8 @@ _TUPLE, _BIG_INT, _ARRAY, _SCALAR, _TENSOR = 1, 2, 3, 4, 5
 _ARRAY_KINDS = "biufcmMUS"
 _ARRAY_DTYPE = re.compile(rf"[<>|][{_ARRAY_KINDS}][0-9]{{1,9}}(\[[0-9]{{0,9}}[A-Za-z]{{1,2}}\])?")
 _PLAIN = frozenset({str, bool, float, type(None), bytes})
-_CARRIED = _PLAIN | {int, dict, list}
+_LEAVES = _PLAIN | {int}
+_CARRIED = _LEAVES | {dict, list}
 _KEYS = frozenset({str, int})
 _ITEM_BYTES = {name: int(re.sub(r"\D", "", name) or 8) // 8 for name in TORCH_DTYPES}
 
@@ -175,6 +176,8 @@ def _carried(values: Sequence[Any], parts: int) -> bool:
         kinds = set(map(type, level))
         if not kinds <= _CARRIED:
             return False
+        if kinds <= _LEAVES:  # the usual end, at the first or second level
+            return True
         dicts, lists = _of(dict, kinds, level), _of(list, kinds, level)
         parts -= sum(map(len, dicts)) + sum(map(len, lists))
         if parts < 0:
