@@ -28,6 +28,8 @@ from transfer_queue.net.messages import (
     Mutation,
     OpenPartition,
     Query,
+    SessionClose,
+    Token,
 )
 
 MAX_TAG = 1 << 20
@@ -188,23 +190,45 @@ def check_request(body: Mutation | Query) -> None:
     check_names(body)
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if type(value) in _PLAIN or (not value and type(value) in _PLAIN_CONTAINERS):
+        kind = type(value)
+        if kind in _PLAIN or (not value and kind in _PLAIN_CONTAINERS):
             continue
-        where = f"{verb_of(type(body).__name__)}: {name}"
-        if serials := _serials(value):
-            if sum(map(len, serials)) > MAX_TEXT:
-                raise Invalid(f"{where} has more than {MAX_TEXT // 8} serials: send less at once")
-        elif type(value) is not list:
-            check_size(where, value, TAG_PARTS if name == "sampling" else MAX_PARTS)
+        if kind is not list:
+            if not (kind is Token and type(value.epoch) is int and type(value.counter) is int):
+                _check_value(body, name, value)
         elif (kinds := set(map(type, value))) == {str}:
             if sum(map(len, value)) > MAX_TEXT:
-                raise Invalid(f"{where} has more than {MAX_TEXT} characters: send less at once")
+                raise Invalid(f"{_argument(body, name)} has more than {MAX_TEXT} characters: send less at once")
         elif name == "tags" and isinstance(body, Commit):
             _check_tags(body.keys, value)
         elif name == "groups" and kinds == {GroupSpec}:
             _check_groups(value)
-        elif not kinds <= _SHORT:
-            check_size(where, value)
+        elif not kinds <= _SHORT and not (kinds == {SessionClose} and _are_short(value)):
+            check_size(_argument(body, name), value)
+
+
+def _argument(body: Mutation | Query, name: str) -> str:
+    return f"{verb_of(type(body).__name__)}: {name}"
+
+
+def _check_value(body: Mutation | Query, name: str, value: Any) -> None:
+    if serials := _serials(value):
+        if sum(map(len, serials)) > MAX_TEXT:
+            raise Invalid(f"{_argument(body, name)} has more than {MAX_TEXT // 8} serials: send less at once")
+    else:
+        check_size(_argument(body, name), value, TAG_PARTS if name == "sampling" else MAX_PARTS)
+
+
+def _are_short(closes: list[SessionClose]) -> bool:
+    """Whether these are what `check_size` would let pass, told for less in the usual case."""
+    size = len(closes)
+    for close in closes:
+        if type(close.session) is not int or type(close.rows) is not list:
+            return False
+        if not {str}.issuperset(map(type, (close.uid, close.failed, *close.rows))):
+            return False
+        size += len(close.uid) + len(close.failed) + len(close.rows) + sum(map(len, close.rows))
+    return size <= MAX_PARTS
 
 
 def _serials(value: Any) -> list[bytes]:
