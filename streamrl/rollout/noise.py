@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 _WORD = (1 << 64) - 1
+
+
+class _Key(ISeedSequence):
+    """A key as numpy takes it without asking the operating system for entropy first, which costs more than the draw."""
+
+    def __init__(self, *words: int) -> None:
+        self._words = np.array(words, dtype=np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        return self._words
 
 
 def uniforms(seed: int, stream: int, start: int, count: int) -> list[float]:
@@ -18,8 +31,7 @@ def uniform_array(seed: int, stream: int, start: int, count: int) -> np.ndarray:
     The raw words of a counter-based generator are the same in every numpy version; the distributions built on them are
     not, so the scaling is done here.
     """
-    key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
-    words = np.random.Philox(key=key).random_raw(start + count)[start:]
+    words = np.random.Philox(_Key(seed & _WORD, stream & _WORD)).random_raw(start + count)[start:]
     return (words >> np.uint64(40)) * 2.0**-24
 
 
