@@ -81,14 +81,15 @@ class RewardFunction:
     async def __call__(self, row: Mapping[str, Any], trajectory: Trajectory, chat: ChatTokenizer) -> Score:
         """`solution_str` is the whole response without special tokens. `extra_info` is the row's, with `num_turns` and
         `last_turn` (the text sampled last) added. Raises RewardError."""
+        text = chat.decode(trajectory.response_ids, skip_special_tokens=True)
         extra = {
             **(row.get("extra_info") or {}),
             "num_turns": trajectory.num_turns,
-            "last_turn": last_turn(trajectory, chat),
+            "last_turn": text if all(trajectory.response_mask) else last_turn(trajectory, chat),
         }
         arguments = dict(
             data_source=row.get("data_source"),
-            solution_str=chat.decode(trajectory.response_ids, skip_special_tokens=True),
+            solution_str=text,
             ground_truth=(row.get("reward_model") or {}).get("ground_truth"),
             extra_info=extra,
         )

@@ -78,8 +78,7 @@ class Trajectory:
 
     def _usual(self) -> bool:
         """Whether masks, versions and log-probs are right, by looks at all of them at once; else each is looked at."""
-        sampled = [version >= 0 for version in self.weight_versions]
-        if not set(zip(self.response_mask, sampled, strict=True)) <= {(0, False), (1, True)}:
+        if list(self.response_mask) != [version >= 0 for version in self.weight_versions]:
             return False
         low, high = min(self.rollout_log_probs), max(self.rollout_log_probs)
         return low >= -MAX_LOG_PROB_SIZE and high <= MAX_LOG_PROB and not math.isnan(sum(self.rollout_log_probs))

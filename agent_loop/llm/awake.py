@@ -42,12 +42,15 @@ class AwakeTime:
                 limit.stand() if asleep else limit.go_on()
 
 
+_NOT_ENTERED = asyncio.Timeout(None)
+
+
 class Limit:
     """One `async with`, of one task."""
 
     def __init__(self, awake: AwakeTime, seconds: float) -> None:
         self._awake, self._left = awake, seconds
-        self._timeout = asyncio.timeout(None)
+        self._timeout = _NOT_ENTERED
 
     def expired(self) -> bool:
         return self._timeout.expired()
@@ -62,10 +65,10 @@ class Limit:
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
 
     async def __aenter__(self) -> Self:
+        when = None if self._awake.asleep else asyncio.get_running_loop().time() + self._left
+        self._timeout = asyncio.timeout_at(when)
         await self._timeout.__aenter__()
         self._awake._open.add(self)
-        if not self._awake.asleep:
-            self.go_on()
         return self
 
     async def __aexit__(

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -85,26 +84,29 @@ class RoutedClient:
         done = Generation() if so_far is None else so_far
         setbacks = Setbacks(session, self._patience)
         while True:
-            async with self._let_in(prompt_ids, session, sampling.max_tokens, reserved) as call:
-                if call is None:  # the client is closing
-                    done.stop_reason = "aborted"
-                    return done
-                server, barren = call.ticket.server, False
-                done.queue_seconds += call.waited
-                try:
-                    piece = await self._call(call, prompt_ids, sampling, images, done)
-                except ServerDied as error:
-                    extend(done, call.got, sampling, server)
-                    self._note_death(call, prompt_ids, error)
-                    if done.stop_reason == "aborted":  # else its last token was seen
-                        self._suspicion.check(Suspicion.key(prompt_ids))
-                        setbacks.count_death(error)
-                else:
-                    extend(done, piece, sampling, server)
-                    self.router.served(call.ticket)
-                    if piece.weight_versions:
-                        self.router.observe(server, max(piece.weight_versions))
-                    barren = not piece.token_ids
+            call = await self._let_in(prompt_ids, session, sampling.max_tokens, reserved)
+            if call is None:  # the client is closing
+                done.stop_reason = "aborted"
+                return done
+            server, barren = call.ticket.server, False
+            done.queue_seconds += call.waited
+            try:
+                piece = await self._call(call, prompt_ids, sampling, images, done)
+            except ServerDied as error:
+                extend(done, call.got, sampling, server)
+                self._note_death(call, prompt_ids, error)
+                if done.stop_reason == "aborted":  # else its last token was seen
+                    self._suspicion.check(Suspicion.key(prompt_ids))
+                    setbacks.count_death(error)
+            else:
+                extend(done, piece, sampling, server)
+                self.router.served(call.ticket)
+                if piece.weight_versions:
+                    self.router.observe(server, max(piece.weight_versions))
+                barren = not piece.token_ids
+            finally:
+                self._clear(call)
+                self._release(call.ticket)
             if done.stop_reason != "aborted":
                 if self._suspicion:
                     self._suspicion.ended(Suspicion.key(prompt_ids))
@@ -181,35 +183,27 @@ class RoutedClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    @asynccontextmanager
-    async def _let_in(
-        self, prompt_ids: list[int], session: str, budget: int, reserved: bool
-    ) -> AsyncIterator[OpenCall | None]:
-        """A call with its place at a server, for as long as the block takes; None only when the client is closing."""
+    async def _let_in(self, prompt_ids: list[int], session: str, budget: int, reserved: bool) -> OpenCall | None:
+        """A call with its place at a server, which the caller gives back; None only when the client is closing."""
         key = Suspicion.key(prompt_ids) if self._suspicion else 0
         if suspect := bool(key) and self._suspicion.suspects(key):
             await self._alone.acquire()
-        call = ticket = None
+        ticket = None
         try:
             if key:
                 self._suspicion.check(key)
             loop = asyncio.get_running_loop()
             came = loop.time()
             ticket = await self._line.take(session, len(prompt_ids) + budget, reserved=reserved)
-            if ticket is not None:
-                self._requests += 1
-                lost = loop.create_future()
-                lost.add_done_callback(_looked_at)
-                waited = loop.time() - came
-                call = OpenCall(f"{self._prefix}-{self._requests}", ticket, lost, suspect, waited)
-            yield call
         finally:
-            if call is not None:
-                self._clear(call)
-            elif suspect:
+            if ticket is None and suspect:
                 self._alone.release()
-            if ticket is not None:
-                self._release(ticket)
+        if ticket is None:
+            return None
+        self._requests += 1
+        lost = loop.create_future()
+        lost.add_done_callback(_looked_at)
+        return OpenCall(f"{self._prefix}-{self._requests}", ticket, lost, suspect, loop.time() - came)
 
     def _made_tokens(self, call: OpenCall) -> None:
         self._clear(call)
