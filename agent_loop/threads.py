@@ -19,8 +19,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-MAX_IDLE = 8
-"""Threads that wait for the next call; further ones end."""
+MAX_IDLE = 64
+"""Threads that wait for the next call; further ones end. As many as sessions may end at nearly the same time: one that
+waits costs a few pages, one that is started more than most functions."""
 
 
 class _Thread:
