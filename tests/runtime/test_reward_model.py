@@ -171,8 +171,9 @@ def test_two_ranks_in_processes_of_their_own_share_the_rows(tmp_path: Path) -> N
     scorer = make_scorer(tmp_path / "scorer")
     job = Job(
         tmp_path, *ALONE, f"reward.reward_model.model_path={scorer}", "trainer.n_gpus_per_node=2",
-        "trainer.record=true", "trainer.v1.trainer_mode=colocate_async",
-        "actor_rollout_ref.ref.fsdp_config.param_offload=true", "data.val_max_samples=2", "monitor.terminal=false", steps=2, batch=4, seconds=300.0,
+        "trainer.record=true", "trainer.v1.trainer_mode=colocate_async", "data.val_max_samples=2",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=true", "monitor.terminal=false",
+        steps=2, batch=4, seconds=300.0,
     )  # fmt: skip
     job.start()
     job.finish()
