@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from streamrl.dashboard.frames import FrameLog
@@ -13,7 +13,7 @@ from streamrl.dashboard.live_queue import LiveQueue
 from streamrl.dashboard.reading import MetricsTail, SummaryFile, boot, last_growth, lives, read_config
 from streamrl.dashboard.state.run_state import RunState
 from streamrl.dashboard.wakeup import Wakeup
-from streamrl.monitor.events import EventTail
+from streamrl.monitor.events import Event, EventTail
 from streamrl.monitor.run_view import ENDED, PARTITION
 from transfer_queue.net.messages import QueueStats
 
@@ -49,8 +49,9 @@ class Hub:
         """Until cancelled."""
         with Wakeup() as wakeup:
             self._watch(wakeup)
-            first = await asyncio.to_thread(self._events.poll)  # of a long run that takes seconds
-            self._take(first, grown=False)
+            await asyncio.to_thread(
+                self._take, self._events.catch_up(), grown=False
+            )  # of a long run that takes seconds
             self.flush()
             self.ready.set()
             async with asyncio.TaskGroup() as tasks:
@@ -104,7 +105,7 @@ class Hub:
         wakeup.watch(self.run_dir)
         wakeup.watch(self.run_dir / "events")
 
-    def _take(self, events: list, *, grown: bool) -> None:
+    def _take(self, events: Iterable[Event], *, grown: bool) -> None:
         state = self.state
         for event in events:
             state.feed(event)

@@ -45,25 +45,36 @@ def read_events(run_dir: Path | str) -> Iterator[Event]:
 
     Within a process they come in the order of writing (a `span_at` may be older than its neighbours).
     """
-    aligner = _Aligner()
+    yield from _merged(Path(run_dir) / "events", _Aligner())
+
+
+def _merged(directory: Path, aligner: _Aligner, places: dict[Path, tuple[int, float]] | None = None) -> Iterator[Event]:
     chains: dict[str, list[Path]] = {}
-    for path, process in event_files(Path(run_dir) / "events"):
+    for path, process in event_files(directory):
         chains.setdefault(process, []).append(path)
-    yield from heapq.merge(*(_read_process(*chain, aligner) for chain in chains.items()), key=lambda e: e.end)
+    yield from heapq.merge(*(_read_process(*chain, aligner, places) for chain in chains.items()), key=lambda e: e.end)
 
 
-def _read_process(process: str, paths: list[Path], aligner: _Aligner) -> Iterator[Event]:
+def _read_process(
+    process: str, paths: list[Path], aligner: _Aligner, places: dict[Path, tuple[int, float]] | None = None
+) -> Iterator[Event]:
+    """The events of the files of a process; `places` gets how far each was read, and the offset that holds there."""
     for path in paths:
-        offset = 0.0
+        position, offset = 0, 0.0
         try:
             file = path.open("rb")
         except FileNotFoundError:  # rotated away meanwhile
             continue
         with file:
             for line in file:
+                if places is not None and not line.endswith(b"\n"):
+                    break  # it may become whole
+                position += len(line)
                 event, offset = aligner.parse(line, process, offset)
                 if event is not None:
                     yield event
+        if places is not None:
+            places[path] = position, offset
 
 
 class EventTail:
@@ -84,6 +95,11 @@ class EventTail:
     def damaged(self) -> int:
         """Lines that could not be read."""
         return self._aligner.damaged
+
+    def catch_up(self) -> Iterator[Event]:
+        """What is there by now, merged as `read_events` does it, without ever holding it all. Called first and run to
+        its end; `poll` goes on from there."""
+        yield from _merged(self._directory, self._aligner, self._places)
 
     def poll(self) -> list[Event]:
         events: list[Event] = []

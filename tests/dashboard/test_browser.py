@@ -154,7 +154,7 @@ def test_a_step_is_seen_within_two_seconds(browser: Any, tmp_path: Path) -> None
 QUEUE = """
 import sys, time
 from pathlib import Path
-from transfer_queue.service import QueueService
+from transfer_queue.service.queue_service import QueueService
 with QueueService(Path(sys.argv[1]), units=1, unit_budget_bytes=64 << 20) as queue:
     print("up", flush=True)
     sys.stdin.readline()
@@ -186,7 +186,7 @@ def test_a_put_is_seen_within_two_seconds(browser: Any, tmp_path: Path) -> None:
                     client.lease("train", "generate", groups=2, holder="agent-7")
                     page.wait_for("document.querySelector('main').innerText.includes('agent-7')", 5)
         finally:
-            service.kill()
+            service.communicate("\n", timeout=30)
 
 
 TRAINER = """

@@ -172,6 +172,35 @@ def test_the_tail_returns_each_event_once_and_only_whole_lines(tmp_path: Path) -
     assert tail.damaged == 0
 
 
+def test_the_tail_catches_up_in_order_and_goes_on_from_there(tmp_path: Path) -> None:
+    first, second = Clock(), Clock()
+    trainer, worker = make_log(tmp_path, clock=first), make_log(tmp_path, "agent-0", clock=second)
+    for step in range(10):
+        first.now += 1.0
+        trainer.counter("heartbeat", step)
+        second.now += 1.5
+        worker.counter("heartbeat", step)
+    path = next((tmp_path / "events").glob("agent-0.*"))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "counter", "na')
+    tail = EventTail(tmp_path)
+    caught = [event.end for event in tail.catch_up()]
+    assert caught == sorted(caught)
+    assert len(caught) == 22
+    assert tail.poll() == []
+    path.write_bytes(whole + b'{"kind": "counter", "name": "heartbeat", "start": 99.0, "value": 7}\n')
+    trainer.counter("heartbeat", 10)
+    assert sorted(event.value for event in tail.poll()) == [7, 10]
+
+
+def test_something_that_has_only_begun_is_written_as_that(tmp_path: Path) -> None:
+    with make_log(tmp_path, "agent-0") as log:
+        log.span_at("tool", 1.0, None, tool="calculator")
+        log.span_at("tool", 1.0, 2.0, tool="calculator")
+    assert [event.kind for event in read(tmp_path)] == ["begin", "span"]
+    assert check_events(read(tmp_path)) == 2
+
+
 def test_a_process_name_that_is_no_file_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="letters, digits"):
         EventLog(tmp_path, "../trainer")

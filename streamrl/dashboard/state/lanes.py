@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from streamrl.dashboard.state.segments import Segment, binned
 
 BARS = 100_000
@@ -38,9 +40,8 @@ class Bars:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Sitting:
-    """A session of an agent worker, as its span tells."""
+class Sitting(msgspec.Struct, frozen=True, gc=False):
+    """A session of an agent worker, as its span tells. (There are many: a dataclass takes three times as long.)"""
 
     start: float
     end: float

@@ -29,6 +29,9 @@ from streamrl.monitor.events import Event
 from streamrl.monitor.metrics_log import VALIDATION
 from streamrl.monitor.run_view import RunView
 
+TRAINER = "trainer"
+"""The process that tells of the run as a whole."""
+
 SHOWN = 800
 """Points of each chart in a snapshot."""
 
@@ -75,10 +78,12 @@ class RunState:
     # --- taking in ----------------------------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
+        self.timeline.feed(event)
+        self.fleet.feed(event)
+        if event.kind == "span" and event.process != TRAINER:
+            return  # sessions and the like: nearly all events are
         self.view.feed(event)
         self.queue.feed(event)
-        self.fleet.feed(event)
-        self.timeline.feed(event)
         if event.name == "heartbeat":
             self.heartbeats = True
         elif event.name == "server_tokens":
@@ -121,7 +126,7 @@ class RunState:
         return str(v1.get("trainer_mode", "separate_async")) if isinstance(v1, Mapping) else "separate_async"
 
     def health(self, now: float) -> Health:
-        trainer = self.fleet.processes.get("trainer")
+        trainer = self.fleet.processes.get(TRAINER)
         return health(
             status=self.view.status, process_alive=trainer.alive if trainer is not None else None,
             last_sign=self.last_sign, heartbeats=self.heartbeats, now=now,
