@@ -44,10 +44,10 @@ class FakeSglang:
 
     def __init__(
         self, *, vocab_size: int, slots: int, context_length: int, step_seconds: float = 0.002,
-        incremental: bool = True, lag: float = 0.0, info: dict[str, Any] | None = None,
+        incremental: bool = True, info: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """`lag`: seconds for which what a stream has sent is on its way. `info`: what it says of itself."""
-        self.lag, self.info = lag, {"disable_overlap_schedule": True, "sampling_mask_max_tokens": 4096} | (info or {})
+        """`info`: what it says of itself."""
+        self.info = {"disable_overlap_schedule": True, "sampling_mask_max_tokens": 4096} | (info or {})
         self.vocab_size, self.slots, self.context_length = vocab_size, slots, context_length
         self.step_seconds, self.incremental = step_seconds, incremental
         self.version, self.directory, self.paused, self.released = "default", "", False, False
@@ -64,8 +64,19 @@ class FakeSglang:
         self._app.close()
 
     async def _started(self) -> asyncio.Task[None]:
-        self._arrived = asyncio.Event()
+        self._arrived, self._passing = asyncio.Event(), asyncio.Event()
+        self._passing.set()
         return asyncio.ensure_future(self._schedule())
+
+    async def hold(self) -> None:
+        """What streams send from now on is on its way until `let_go`."""
+        await self._app.thread.call(self._hold(True))
+
+    async def let_go(self) -> None:
+        await self._app.thread.call(self._hold(False))
+
+    async def _hold(self, held: bool) -> None:
+        self._passing.clear() if held else self._passing.set()
 
     async def _handle(self, asked: Asked) -> Answer:
         if asked.headers.get("authorization") != f"Bearer {KEY}":
@@ -128,7 +139,7 @@ class FakeSglang:
                 done = request.reason is not None
                 chunk = json.dumps(self._chunk(request))
                 request.sent = len(request.tokens)
-                await asyncio.sleep(self.lag)
+                await self._passing.wait()
                 yield chunk
                 if done:
                     break
@@ -143,7 +154,7 @@ class FakeSglang:
             "id": request.rid,
             "finish_reason": request.reason,
             "prompt_tokens": len(request.prompt),
-            "weight_version": self.version,
+            "weight_version": request.versions[-1] if request.versions else self.version,
             "num_retractions": 0,
             "completion_tokens": len(request.tokens),
             "cached_tokens": 0,

@@ -68,18 +68,25 @@ async def test_a_request_that_begins_after_a_swap_shares_no_cache_with_those_bef
 async def test_tokens_that_are_read_after_a_swap_carry_the_version_that_sampled_them(
     model_dirs: dict[str, str], other_weights: Any
 ) -> None:
-    fake = FakeSglang(vocab_size=VOCAB, slots=4, context_length=520, lag=0.2)
+    fake = FakeSglang(vocab_size=VOCAB, slots=4, context_length=520, step_seconds=0.01)
     server = SglangServer(sglang_at(fake.url, KEY, model_dirs["qwen2"]))
-    task = asyncio.ensure_future(server.generate("r", [1, 2], SamplingParams(max_tokens=50)))
-    while not fake.running or len(fake.running[0].tokens) < 20:  # noqa: ASYNC110  # the fake announces no tokens
+    task = asyncio.ensure_future(server.generate("r", [1, 2], LONG))
+    await until_running(server)
+    await fake.hold()
+    made = len(fake.running[0].tokens)
+    while len(fake.running[0].tokens) < made + 20:  # noqa: ASYNC110  # the fake announces no tokens
         await asyncio.sleep(0.002)
+    seen = len((await server.progress({"r": 0}))["r"].token_ids)
+    await server.pause()
     await server.update_weights(other_weights("qwen2", 7, 7).path, 7)
-    while not (made := (await server.progress({"r": 0})).get("r")):  # noqa: ASYNC110
+    await fake.let_go()
+    while not (later := await server.progress({"r": seen})):  # noqa: ASYNC110
         await asyncio.sleep(0.002)
-    assert made.weight_versions[0] == 0
+    assert later["r"].weight_versions[0] == 0
+    await server.resume()
     got = await task
-    assert got.weight_versions == sorted(got.weight_versions)
-    assert got.weight_versions[: len(made.weight_versions)] == made.weight_versions
+    assert got.weight_versions[seen : seen + len(later["r"].weight_versions)] == later["r"].weight_versions
+    assert got.weight_versions[-1] == 7
     await server.close()
     fake.close()
 
