@@ -35,22 +35,30 @@ def directory() -> Path:
 
 
 def python(root: Path) -> Path | None:
-    """Its python; None if it was not made, or not to the end."""
-    return root / "bin" / "python" if (root / ".installed").exists() else None
+    """Its python; None if it was not made, not to the end, or for another checkout, whose packages it shares."""
+    made = (root / ".installed").exists() and _shared(root).read_text() == _paths()
+    return root / "bin" / "python" if made else None
 
 
 def make(root: Path) -> None:
-    """Make the environment, unless it is there."""
-    if python(root) is not None:
-        return
+    """Make the environment, unless it is there; one of another checkout is this one's from now on."""
     if importlib.util.find_spec("vllm") is None:
         sys.exit("SGLang's environment takes most of its packages from vLLM's: make vllm first")
-    venv.create(root, clear=True)
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(root), "platbase": str(root)}))
-    packages.joinpath("shared.pth").write_text(f"{STANDINS}\n{sysconfig.get_path('purelib')}\n")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--target", str(packages), *PACKAGES], check=True)
+    if not (root / ".installed").exists():
+        venv.create(root, clear=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--target", str(_shared(root).parent), *PACKAGES], check=True)
+    _shared(root).write_text(_paths())
     root.joinpath(".installed").touch()
+
+
+def _shared(root: Path) -> Path:
+    """The file that names the packages which it has from elsewhere."""
+    return Path(sysconfig.get_path("purelib", vars={"base": str(root), "platbase": str(root)}), "shared.pth")
+
+
+def _paths() -> str:
+    return f"{STANDINS}\n{sysconfig.get_path('purelib')}\n"
 
 
 if __name__ == "__main__":
