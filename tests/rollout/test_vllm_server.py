@@ -18,8 +18,8 @@ from streamrl.rollout.building import build_server
 from streamrl.rollout.manager import LLMServerManager
 from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.torch.sampling import Knobs, _cut
-from streamrl.rollout.vllm.calls import Call, engine_sampling
 from streamrl.rollout.vllm.options import check_engine_kwargs
+from streamrl.rollout.vllm.request import Call, engine_sampling
 from streamrl.rollout.vllm.server import VllmServer
 from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMismatch, WeightsMissing
 from streamrl.weight_sync.digest import weights_digest

@@ -5,9 +5,9 @@
  update_weights: pause(in_place) ─► load ─► stamp ─► continue;  sleep: pause(retract), give the cache up
 ```
 
-Requests wait here for a slot and not in SGLang, so that one that begins after a swap is prefilled after it: its prefix
-cache is salted with the version, and entries of another version are never found. Requests that were running go on with
-the cache they have. One that is aborted is answered at once, and holds its slot until SGLang has let go of it.
+A request that begins after a swap is prefilled after it: its prefix cache is salted with the version, and entries of
+another version are never found. Requests that were running go on with the cache they have. One that is aborted is
+answered at once, and holds its slot until SGLang has let go of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, Literal, TypeVar
 
 from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, StopReason
+from streamrl.rollout.calls import Calls
 from streamrl.rollout.events import Reporter
 from streamrl.rollout.sglang.request import Call, added, body, new_salt, version_of, versions
 from streamrl.rollout.sglang.wire import Refused, SglangHttp
@@ -32,47 +33,38 @@ T = TypeVar("T")
 
 HEALTH_SECONDS = 1.0
 """A server that was silent for so long is asked how it is before its load is told."""
-STALL_SECONDS = 120.0
-"""A running server that gives no token for so long is taken for hung; a prefill of a large model takes seconds."""
 CACHE = ["kv_cache"]
 """What sleep gives up: weights may come meanwhile."""
 
 _REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length"}
 
 
-class SglangCalls:
+class SglangCalls(Calls[Call]):
     """Everything here runs on the event loop of the server.
 
-    Invariants: at most `slots` calls are in SGLang; a token carries the version that SGLang says sampled it; a call is
-    answered exactly once; nothing is sent while there is a reason to stand.
+    Invariant: a token carries the version that SGLang says sampled it.
     """
+
+    engine_name = "SGLang"
 
     def __init__(
         self, http: SglangHttp, *, slots: int, version: int, support: int, releases: bool, report: Reporter
     ) -> None:
-        self.http, self.slots, self.version, self._support = http, slots, version, support
-        self.open: dict[str, Call] = {}
-        self.failure: str | None = None
-        self._waiting: dict[str, Call] = {}
-        self._running: dict[str, Call] = {}
+        super().__init__(slots=slots, version=version, report=report)
+        self.http, self._support, self._releases = http, support, releases
         self._leaving: set[Call] = set()
         """Answered, but still in SGLang."""
-        self._stands: set[str] = set()
         self._paused = False
         """Whether SGLang itself stands."""
         self._salt = new_salt(version)
-        self._changing = asyncio.Lock()
-        self._releases, self._report = releases, report
-        self._tokens = self._preemptions = self._prompt_tokens = self._cached_tokens = 0
+        self._preemptions = self._prompt_tokens = self._cached_tokens = 0
         self._rows_scored = self._tokens_scored = 0
         self._score_queue_seconds = 0.0
         self._usage = 0.0
-        self._heard = self._last_token = self._busy_from = time.monotonic()
+        self._heard = time.monotonic()
 
     async def generate(self, call_id: str, prompt: list[int], sampling: SamplingParams, seed: int) -> Generation:
-        self.check_alive()
-        if call_id in self.open:
-            raise ValueError(f"request id {call_id!r} is already open here; ids must be unique per server")
+        self._check_new(call_id)
         return await self._answer(Call(call_id, prompt, sampling, seed, asyncio.get_running_loop().create_future()))
 
     async def score(self, prompt: list[int], response: list[int]) -> Scores:
@@ -85,8 +77,7 @@ class SglangCalls:
         )
 
     async def _answer(self, call: Call) -> Any:
-        self.open[call.id] = self._waiting[call.id] = call
-        self._admit()
+        self._submit(call)
         try:
             return await call.answer
         except asyncio.CancelledError:
@@ -145,19 +136,11 @@ class SglangCalls:
     async def load(self) -> ServerLoad:
         """Raises ServerDied if the server has failed, is closed, or hangs."""
         self.check_alive()
-        now = time.monotonic()
-        if now - self._heard > HEALTH_SECONDS:
+        if time.monotonic() - self._heard > HEALTH_SECONDS:
             ranks = await self._call(self.http.loads())
             self._usage = sum(rank.get("token_usage", 0.0) for rank in ranks) / max(1, len(ranks))
-        silent = now - self._last_token
-        if self._running and not self._stands and silent > STALL_SECONDS:
-            raise self.fail(f"no token for {silent:.0f} s with {len(self._running)} requests running")
         return ServerLoad(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            slots=self.slots,
-            weight_version=self.version,
-            tokens_generated=self._tokens,
+            **self._figures(),
             preemptions=self._preemptions,
             cache_usage=self._usage,
             prompt_tokens=self._prompt_tokens,
@@ -165,29 +148,9 @@ class SglangCalls:
             rows_scored=self._rows_scored,
             tokens_scored=self._tokens_scored,
             score_queue_seconds=self._score_queue_seconds,
-            asleep="asleep" in self._stands,
-            **self._report.figures(now),
         )
 
-    def fail(self, reason: str) -> ServerDied:
-        """The end of the server: open calls, and all that come, are ServerDied."""
-        if self.failure is None:
-            logger.error("SGLang failed: %s", reason)
-            self._report.died(reason)
-            self._end(f"the server failed: {reason}")
-        return ServerDied(self.failure)
-
-    def close(self) -> None:
-        if self.failure is None:
-            self._end("the server was closed")
-
-    def check_alive(self) -> None:
-        if self.failure is not None:
-            raise ServerDied(self.failure)
-
-    def _end(self, reason: str) -> None:
-        self.failure = reason
-        self._report.idle()
+    def _fail_open(self, reason: str) -> None:
         for call in [*self.open.values(), *self._leaving]:
             if not call.answer.done():
                 call.answer.set_exception(ServerDied(reason))
@@ -197,19 +160,12 @@ class SglangCalls:
         self._waiting.clear()
         self._running.clear()
 
-    def _admit(self) -> None:
-        while (
-            self._waiting
-            and len(self._running) + len(self._leaving) < self.slots
-            and not self._stands
-            and self.failure is None
-        ):
-            call = self._waiting.pop(next(iter(self._waiting)))
-            if not self._running:
-                self._last_token = self._busy_from = time.monotonic()
-            self._running[call.id] = call
-            call.admitted = time.perf_counter()
-            self._send([call])
+    def _slots_held(self) -> int:
+        return len(self._running) + len(self._leaving)
+
+    def _begin(self, call: Call) -> None:
+        call.admitted = time.perf_counter()
+        self._send([call])
 
     def _send(self, calls: list[Call]) -> None:
         for call in calls:
@@ -274,18 +230,10 @@ class SglangCalls:
             call.answer.set_exception(ServerDied(self.failure or "the request was given up"))
         self._admit()
 
-    def _forget(self, call: Call) -> None:
-        """Its id is free again; another call may have it already."""
-        if self.open.get(call.id) is call:
-            del self.open[call.id]
-            self._waiting.pop(call.id, None)
-            if self._running.pop(call.id, None) is not None and not self._running:
-                self._report.idle()
-
     def _take(self, call: Call, ids: list[int], meta: dict[str, Any]) -> None:
         """What a chunk adds, whether it holds all tokens so far or only the new ones. The versions are appended last
         (protocol.since)."""
-        self._heard = now = time.monotonic()
+        self._heard = time.monotonic()
         got = call.generation
         fresh, told = added(ids, meta, len(got.token_ids))
         if not (count := len(fresh)):
@@ -294,19 +242,14 @@ class SglangCalls:
         if len(log_probs) != count:
             raise self.fail(f"the model gives NaN at weight version {self.version}: these weights are broken")
         if not got.token_ids:
-            began = call.submitted if call.admitted is None else call.admitted
-            self._report.first_token(began - call.submitted, time.perf_counter() - call.submitted)
+            self._first_token(call)
             self._prompt_tokens += len(call.prompt)
             self._cached_tokens += meta.get("cached_tokens") or 0
         self._tokens += count
-        self._was_busy(now)
+        self._was_busy(self._heard, scored=self._tokens_scored)
         got.token_ids += fresh
         got.log_probs += log_probs
         got.weight_versions += [version_of(meta)] * count
-
-    def _was_busy(self, now: float) -> None:
-        self._report.busy(self._busy_from, now, self._tokens, scored=self._tokens_scored)
-        self._last_token = self._busy_from = now
 
     def _finish(self, call: Call, meta: dict[str, Any]) -> None:
         self._preemptions += meta.get("num_retractions") or 0
@@ -317,7 +260,7 @@ class SglangCalls:
                 self._tokens_scored += call.scored
                 self._score_queue_seconds += scores.queue_seconds
             self._heard = time.monotonic()
-            self._was_busy(self._heard)
+            self._was_busy(self._heard, scored=self._tokens_scored)
             return self._forget(call)
         if "weight_versions" in meta and not call.scored:
             stamped = versions(meta, len(got.token_ids))
@@ -346,8 +289,7 @@ class SglangCalls:
         if self._paused:
             await self._call(self.http.resume())
             self._paused = False
-        self._last_token = self._busy_from = time.monotonic()
-        self._admit()
+        self._goes_on()
 
     @contextlib.asynccontextmanager
     async def _standing(self) -> AsyncIterator[None]:

@@ -4,89 +4,37 @@
  generate ─► waiting ──a slot is free──► running ──add_request──► AsyncLLM ══ process of the engine: scheduler, workers
                                             ▲                        ║
              tokens, log-probs, versions ◄──┴── deltas of each step ═╝
- prepare: check, checksum, workers map the file ─► commit: pause(keep) ─► drain ─► workers load ─► stamp ─► resume
- sleep(level):   pause(keep) ─► drain ─► running calls wait again, with their tokens ─► vLLM gives its memory up
+ commit:       pause(keep) ─► drain ─► workers load what they have prepared (weights.py) ─► stamp ─► resume
+ sleep(level): pause(keep) ─► drain ─► running calls wait again, with their tokens ─► vLLM gives its memory up
 ```
 
-Requests wait here for a slot and not in vLLM, so that one that begins after a swap is prefilled after it: its prefix
-cache is salted with the version, and blocks of another version are never found. Requests that were running go on with
-the cache they have.
+A request that begins after a swap is prefilled after it: its prefix cache is salted with the version, and blocks of
+another version are never found. Requests that were running go on with the cache they have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied, ServerLoad, StopReason
-from agent_loop.seeds import derive_seed
+from streamrl.rollout.calls import Calls
 from streamrl.rollout.events import Reporter
 from streamrl.rollout.expected_weights import ExpectedWeights
-from streamrl.rollout.vllm.answers import Answers
-from streamrl.weight_sync import WeightError, WeightsDamaged, WeightsMissing
+from streamrl.rollout.vllm.request import Call, engine_sampling
+from streamrl.rollout.vllm.weights import Prepared, WorkerWeights
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONTROL_SECONDS = 50.0
 """For one call of the engine: it waits for the step under way, and a swap for all its bytes. Below the deadline of the
 callers (streamrl.rollout.replica), who would otherwise learn less."""
-PREPARE_SECONDS = 170.0
-"""For all workers to read a version, from a disk maybe, while steps go on."""
-STALL_SECONDS = 120.0
-"""A running engine that gives no token for so long is taken for hung; a prefill of a large model takes seconds."""
-TEMPERATURES = (0.01, 2.0)
-"""vLLM takes 0, too. It raises a lower one silently, and the log-probs would be those of another temperature."""
 
 _REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
-_REFUSALS: dict[str, type[WeightError]] = {"WeightsMissing": WeightsMissing, "WeightsDamaged": WeightsDamaged}
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One generation. `queue`: where the engine puts its outputs, once it has the request."""
-
-    id: str
-    prompt: list[int]
-    sampling: SamplingParams
-    slot: asyncio.Future[None]  # done when it has one, or was aborted without
-    submitted: float = field(default_factory=time.perf_counter)
-    admitted: float | None = None
-    queue: Any = None
-    aborted: bool = False
-    pieces: int = 0
-    """Requests of the engine that it was before; a sleep takes it out."""
-    before: int = 0
-    """Tokens that it had when the engine got it."""
-    retracted: float | None = None
-    """Since when it waits again, until the engine has let it go and it has a slot."""
-    generation: Generation = field(default_factory=Generation)
-
-    @property
-    def engine_id(self) -> str:
-        return f"{self.id} +{self.pieces}" if self.pieces else self.id
-
-    def join(self) -> None:
-        """It gets a slot, at first or again: the time in between counts as neither waiting nor running."""
-        now = time.perf_counter()
-        stood = 0.0 if self.retracted is None else now - self.retracted
-        self.admitted = now if self.admitted is None else self.admitted + stood
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A version that all workers have mapped and read."""
-
-    path: str
-    version: int
-    about: str
-    """What it is called to the workers."""
-    digest: str
 
 
 @dataclass(slots=True)
@@ -100,53 +48,38 @@ class Cache:
     found: int = 0
 
 
-class VllmCalls:
+class VllmCalls(Calls[Call]):
     """Everything here runs on the event loop of the engine.
 
-    Invariants: at most `slots` calls are in the engine; a token carries the version of the weights that sampled it; a
-    call is answered exactly once; nothing is scheduled while there is a reason to stand.
+    Invariant: a token carries the version of the weights that sampled it.
     """
+
+    engine_name = "vLLM's engine"
 
     def __init__(
         self, engine: Any, *, slots: int, version: int, expected: ExpectedWeights, report: Reporter, cache: Cache,
         sleep_level: int | None = None,
     ) -> None:  # fmt: skip
         """`sleep_level`: vLLM's; None gives no memory up."""
-        self.engine, self.slots, self.version = engine, slots, version
-        self.open: dict[str, Call] = {}
-        self.failure: str | None = None
-        self._waiting: dict[str, Call] = {}
-        self._running: dict[str, Call] = {}
-        self._stands: set[str] = set()
-        self._changing = asyncio.Lock()
+        super().__init__(slots=slots, version=version, report=report)
+        self.engine, self._cache = engine, cache
+        self.weights = WorkerWeights(engine, expected, self._engine_call)
         self._syncing = asyncio.Lock()
         """Held before `_changing`."""
-        self._prepared: Prepared | None = None
-        self._questions, self._answers = 0, Answers()
         self._level = sleep_level
         self._away: set[str] = set()
         """What of vLLM's memory is given up: "weights", "kv_cache"."""
         self._blank = False
         """The weights are lost."""
-        self._expected, self._report, self._cache = expected, report, cache
-        self._digest: str | None = None
-        self.reload_seconds = 0.0
-        """Of the last swap, vLLM's own part: its reload of tensors in memory."""
-        self._tokens = 0
-        self._last_token = self._busy_from = time.monotonic()
 
     async def start(self) -> None:
         """Before anything else. What vLLM was started with is version 0."""
-        await self._answers.listen()
-        await self.stamp(0)
+        await self._stamp(0)
 
     async def generate(self, call_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
-        self.check_alive()
-        if call_id in self.open:
-            raise ValueError(f"request id {call_id!r} is already open here; ids must be unique per server")
+        self._check_new(call_id)
         call = Call(call_id, prompt, sampling, asyncio.get_running_loop().create_future())
-        self.open[call_id] = self._waiting[call_id] = call
-        self._admit()
+        self._submit(call)
         try:
             while True:
                 await call.slot
@@ -228,126 +161,68 @@ class VllmCalls:
     async def commit(self, path: str, version: int) -> float:
         """Seconds in which no token was made for it. Raises WeightError; the old weights stay."""
         async with self._syncing:
-            prepared = self._prepared
-            if prepared is None or (prepared.path, prepared.version) != (path, version):
-                prepared = await self._prepare(path, version)
-            self._prepared = None
-            return await self._load(prepared)
+            prepared = self.weights.take(path, version) or await self._prepare(path, version)
+            async with self._changing:
+                self.check_alive()
+                began = time.monotonic()
+                async with self._standing():
+                    if "weights" in self._away:
+                        await self._fetch("weights")
+                    await self.weights.load(prepared)
+                    await self._stamp(version)
+                    self._blank = False
+                ended = time.monotonic()
+            self._report.weights(began, ended, version)
+            return ended - began
 
     async def _prepare(self, path: str, version: int) -> Prepared:
         self.check_alive()
-        self._prepared = None
-        await asyncio.to_thread(self._expected.check, path)
-        self._questions += 1
-        about = f"question {self._questions}: version {version} at {path}"
-        parallel = self.engine.vllm_config.parallel_config
-        told = self._answers.expect(about, parallel.world_size * parallel.data_parallel_size)
-        await self._on_workers("prepare_published_weights", path, about, self._answers.address)
-        async with asyncio.timeout(PREPARE_SECONDS):
-            answers = await self._engine_call(told, None)
-        for refusal, text in answers:
-            if refusal:
-                raise _REFUSALS[refusal](text)
-        if len(digests := {digest for _, digest in answers}) > 1:
-            raise WeightsDamaged(f"workers of one server have read different checksums of {path}: {sorted(digests)}")
-        self._prepared = Prepared(path, version, about, digests.pop())
-        return self._prepared
+        return await self.weights.prepare(path, version)
 
-    async def _load(self, prepared: Prepared) -> float:
-        async with self._changing:
-            self.check_alive()
-            began = time.monotonic()
-            async with self._standing():
-                if "weights" in self._away:
-                    await self._fetch("weights")
-                loaded = await self._on_workers("commit_published_weights", prepared.about)
-                await self.stamp(prepared.version)
-                self._digest, self._blank, self.reload_seconds = prepared.digest, False, max(loaded)
-            ended = time.monotonic()
-            self._report.weights(began, ended, prepared.version)
-            return ended - began
-
-    async def _on_workers(self, method: str, *args: str) -> list[Any]:
-        return await self._engine_call(self.engine.collective_rpc(method, args=args))
-
-    async def stamp(self, version: int) -> None:
+    async def _stamp(self, version: int) -> None:
         """Tokens sampled from now on carry `version`. The engine stands."""
         await self._engine_call(self.engine.update_weight_version(str(version)))
         self.version = version
 
     async def checksum(self) -> str | None:
         self.check_alive()
-        if self._digest is None:
-            self._digest = await asyncio.to_thread(self._expected.digest)
-        return self._digest
+        return await self.weights.checksum()
 
     def load(self) -> ServerLoad:
         """Raises ServerDied if the engine has failed, is closed, or hangs."""
         self.check_alive()
         if self.engine.errored:
             raise self.fail("its process has ended")
-        silent = time.monotonic() - self._last_token
-        if self._running and not self._stands and silent > STALL_SECONDS:
-            raise self.fail(f"no token for {silent:.0f} s with {len(self._running)} requests running")
         return ServerLoad(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            slots=self.slots,
-            weight_version=self.version,
-            tokens_generated=self._tokens,
+            **self._figures(),
             preemptions=self._cache.preemptions,
             cache_usage=self._cache.usage,
             prompt_tokens=self._cache.looked_up,
             cached_tokens=self._cache.found,
-            asleep="asleep" in self._stands,
-            **self._report.figures(time.monotonic()),
         )
 
-    def fail(self, reason: str) -> ServerDied:
-        """The end of the engine: open calls, and all that come, are ServerDied."""
-        if self.failure is None:
-            logger.error("vLLM's engine failed: %s", reason)
-            self._report.died(reason)
-            self._end(f"the engine failed: {reason}")
-        return ServerDied(self.failure)
-
     def close(self) -> None:
-        self._answers.close()
-        if self.failure is None:
-            self._end("the server was closed")
+        self.weights.close()
+        super().close()
 
-    def check_alive(self) -> None:
-        if self.failure is not None:
-            raise ServerDied(self.failure)
-
-    def _end(self, reason: str) -> None:
-        self.failure = reason
-        self._report.idle()
+    def _fail_open(self, reason: str) -> None:
         for call in self.open.values():
             if not call.slot.done():
                 call.slot.set_exception(ServerDied(reason))
             if call.queue is not None:
                 call.queue.put(ServerDied(reason))
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < self.slots and not self._stands and self.failure is None:
-            call = self._waiting.pop(next(iter(self._waiting)))
-            if not self._running:
-                self._last_token = self._busy_from = time.monotonic()
-            self._running[call.id] = call
-            call.join()
-            if not call.slot.done():  # else it was just cancelled, and is about to leave
-                call.slot.set_result(None)
+    def _begin(self, call: Call) -> None:
+        call.join()
+        if not call.slot.done():  # else it was just cancelled, and is about to leave
+            call.slot.set_result(None)
 
     def _leave(self, call: Call) -> None:
         now = time.perf_counter()
         started = now if call.admitted is None else call.admitted
         call.generation.queue_seconds = started - call.submitted
         call.generation.engine_seconds = now - started
-        del self.open[call.id]
-        self._waiting.pop(call.id, None)
-        if self._running.pop(call.id, None) is not None and not self._running:
-            self._report.idle()
+        self._forget(call)
         self._admit()
 
     async def _retract(self) -> None:
@@ -400,13 +275,10 @@ class VllmCalls:
         """The tokens that a step gave. The versions are appended last (protocol.since)."""
         ids, got = list(output.token_ids), call.generation
         if ids:
-            now = time.monotonic()
-            self._report.busy(self._busy_from, now, self._tokens + len(ids))
             self._tokens += len(ids)
-            self._last_token = self._busy_from = now
+            self._was_busy(time.monotonic())
             if not got.token_ids:
-                began = call.submitted if call.admitted is None else call.admitted
-                self._report.first_token(began - call.submitted, time.perf_counter() - call.submitted)
+                self._first_token(call)
             log_probs = [step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)]
             if any(log_prob != log_prob for log_prob in log_probs):
                 raise self.fail(f"the model gives NaN at weight version {self.version}: these weights are broken")
@@ -444,8 +316,7 @@ class VllmCalls:
         if self._stands or self.failure is not None:
             return
         await self._engine_call(self.engine.resume_generation())
-        self._last_token = self._busy_from = time.monotonic()
-        self._admit()
+        self._goes_on()
 
     @contextlib.asynccontextmanager
     async def _standing(self) -> AsyncIterator[None]:
@@ -473,24 +344,4 @@ class VllmCalls:
             return asked.result()
         if asked in done:
             raise self.fail(repr(asked.exception()))
-        raise self.fail("its process has ended" if done else f"no answer within {seconds:.0f} s")
-
-
-def engine_sampling(call: Call) -> Any:
-    """In vLLM's terms. A call that goes on elsewhere has a longer prompt: it must not draw the same numbers again."""
-    from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-    from vllm.sampling_params import SamplingParams as EngineSampling  # pyright: ignore[reportMissingImports]
-
-    asked = call.sampling
-    return EngineSampling(
-        max_tokens=asked.max_tokens - call.before,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=max(asked.top_k, 0),
-        seed=None if asked.seed is None else derive_seed(asked.seed, len(call.prompt) + call.before),
-        stop_token_ids=list(asked.stop_token_ids),
-        ignore_eos=True,
-        logprobs=0,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
+        raise self.fail("its process has ended" if done else f"no answer within {seconds} s")
