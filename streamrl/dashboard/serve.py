@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import uvicorn
 
 from streamrl.dashboard.access import Access, is_loopback, names_of
 from streamrl.dashboard.app import STATIC, build_app
+from streamrl.dashboard.beside import NICE
 from streamrl.dashboard.hub import Hub
 from transfer_queue.net.keyed_http import ensure_key
 
@@ -46,10 +49,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=None, help=f"({PORT}, or a free one)")
     parser.add_argument("--key", action="store_true", help="nobody reads without the key, also on loopback")
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a further name of this host")
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # of a run: ends with standard input
     options = parser.parse_args(argv)
+    if options.beside:
+        os.nice(NICE)
     try:
         run_dir = _run_dir(options.run_dir)
-        serve(run_dir, options.host, options.port, guarded=options.key, names=tuple(options.allow_host))
+        names = tuple(options.allow_host)
+        serve(run_dir, options.host, options.port, guarded=options.key, names=names, beside=options.beside)
     except CannotServe as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -58,8 +65,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def serve(run_dir: Path, host: str, port: int | None, *, guarded: bool = False, names: tuple[str, ...] = ()) -> None:
-    """Serve until interrupted. Raises CannotServe."""
+def serve(
+    run_dir: Path, host: str, port: int | None, *, guarded: bool = False, names: tuple[str, ...] = (),
+    beside: bool = False,
+) -> None:  # fmt: skip
+    """Serve until interrupted; with `beside` also no longer than standard input is open. Raises CannotServe."""
     if not (STATIC / "index.html").is_file():
         raise CannotServe("the pages are not there: `make dashboard` builds them")
     listener = _listen(host, port)
@@ -76,7 +86,14 @@ def serve(run_dir: Path, host: str, port: int | None, *, guarded: bool = False, 
         h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
+    if beside:
+        threading.Thread(target=_stop_at_end_of_input, args=(server,), daemon=True).start()
     server.run(sockets=[listener])
+
+
+def _stop_at_end_of_input(server: uvicorn.Server) -> None:
+    sys.stdin.read()
+    server.should_exit = True
 
 
 def _run_dir(text: str) -> Path:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -57,7 +57,7 @@ def _seen_through(config: StreamRLConfig, run: RunDirectory, console: Console) -
         )
     view = TerminalView(run.path, console, live=config.monitor.terminal, from_now=run.resumed)
     try:
-        with view if "console" in config.trainer.logger else nullcontext():
+        with _dashboard(config, run, console), view if "console" in config.trainer.logger else nullcontext():
             summary = _run_local(config, run) if config.runtime == "local" else _run_ray(config, run)
     except UserError:
         INTERRUPTS.check()
@@ -82,6 +82,18 @@ def _seen_through(config: StreamRLConfig, run: RunDirectory, console: Console) -
         console.print(f"stopped; the same command {again}")
         return INTERRUPTED
     return 0
+
+
+def _dashboard(config: StreamRLConfig, run: RunDirectory, console: Console) -> AbstractContextManager[None]:
+    """The pages beside the run, if they are wanted."""
+    wanted = config.monitor.dashboard.enabled
+    if not (console.is_terminal if wanted is None else wanted):
+        return nullcontext()
+    from streamrl.dashboard.beside import dashboard_beside
+
+    return dashboard_beside(
+        run.path, config.monitor.dashboard.port, lambda line: console.print(line, soft_wrap=True, markup=False)
+    )
 
 
 def _sum_up(run: RunDirectory, error: BaseException) -> None:

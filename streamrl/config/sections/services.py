@@ -46,9 +46,19 @@ class PrometheusConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardConfig:
+    enabled: bool | None = None
+    """Serve the pages on loopback while it runs (docs/monitoring.md); None: when stdout is a terminal. `streamrl dash`
+    serves any run at any time."""
+    port: Port = 0
+    """0: 8090, or a free one; the run says which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
     terminal: bool | None = None
     """The live view; None: when stdout is a terminal, else one line per step."""
+    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
 
 

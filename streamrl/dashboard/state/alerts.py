@@ -26,7 +26,7 @@ def alerts(state: RunState, now: float, condition: Health) -> list[dict[str, Any
     if state.view.status == "failed":
         add("failed", "bad", f"The run failed: {state.error}" if state.error else "The run failed.", "overview")
     if condition.alive:
-        waits, since = state.timeline.waits_now(now), state._waits_since(now)
+        waits, since = state.timeline.waits_now(now), state.waits_since(now)
         if waits in WAITS and since is not None and now - since > STARVED_SECONDS:
             add("starved", "bad", f"The trainer waits {WAITS[waits]}.", "timeline", since)
         for call in [call for call in state.timeline.calls if call.hangs(now)][:5]:

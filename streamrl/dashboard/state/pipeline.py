@@ -10,6 +10,12 @@ from streamrl.monitor.schema import CAUSES
 if TYPE_CHECKING:
     from streamrl.dashboard.state.run_state import RunState
 
+BUSY = 0.5
+"""Share of the time in which the mean engine works from which generation is busy."""
+
+LONG = 5.0
+"""Seconds of a wait from which that counts for more than the last steps."""
+
 TRAINED = (
     ("reward_model", "reward model"), ("old_log_prob", "old log-probs"), ("ref", "reference"), ("teacher", "teacher"),
     ("values", "values"), ("reward", "KL reward"), ("advantage", "advantages"), ("update_critic", "critic"),
@@ -34,13 +40,15 @@ def stages(state: RunState, now: float) -> dict[str, Any]:
     busy, stalled = share("overlap/generation_busy_s"), share("overlap/generation_stalled_s")
     training = share("overlap/train_s")
     lost = {cause: share(f"lost_s/{cause}") for cause in CAUSES}
-    generate = "busy" if busy > 0.7 else "blocked" if no_credit and not depth.get("pending", 0) else "starved"
-    train = "busy" if training > 0.7 else "starved" if lost["wait_data"] >= max(lost.values()) else "blocked"
-    if waits in ("wait_data", "wait_order"):
+    generate = "busy" if busy > BUSY else "blocked" if no_credit and not depth.get("pending", 0) else "starved"
+    train = "starved" if lost["wait_data"] >= max(lost.values()) else "blocked"
+    train = "busy" if training >= max(lost.values()) else train
+    since = state.waits_since(now)
+    if waits in ("wait_data", "wait_order") and since is not None and now - since > LONG:
         train = "starved" if waits == "wait_data" else "blocked"
-    waited = state.timeline.open_since("wait_credit")
+    held = live and state.timeline.open_since("wait_credit") is not None and generate != "busy"
     nodes = [
-        _node("prompts", "Prompts", "blocked" if waited is not None and live else "idle", 0.0,
+        _node("prompts", "Prompts", "blocked" if held else "idle", 0.0,
               f"{out} of {credit} out" if credit else f"{out} out"),
         _node("generate", "Generate", generate if steps or depth else "idle", busy, _engines(state)),
         *_stages(state, whole),

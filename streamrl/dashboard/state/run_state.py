@@ -176,12 +176,13 @@ class RunState:
             "oldest_training": oldest.get("training") if self.queue.depth.get("train", {}).get("training") else None,
             "staleness": list(view.staleness) if view.staleness else None,
             "dropped": sum(self.queue.dropped.get("train", {}).values()), "dead": len(self.queue.dead.get("train", {})),
-            "trainer_waits": self.timeline.waits_now(now), "waits_since": self._waits_since(now),
+            "trainer_waits": self.timeline.waits_now(now), "waits_since": self.waits_since(now),
             "validation": dict(view.validation),
             "alerts": alerts.alerts(self, now, condition), "damaged": self.damaged,
         }  # fmt: skip
 
-    def _waits_since(self, now: float) -> float | None:
+    def waits_since(self, now: float) -> float | None:
+        """Since when the trainer does what it does at this moment."""
         parts = self.timeline.partial(now)
         return round(parts[-1].start, 1) if parts else None
 

@@ -53,7 +53,7 @@ export function duration(seconds: number | null | undefined): string {
 }
 
 export function age(since: number | null | undefined, now: number): string {
-  return since == null ? NOTHING : duration(Math.max(0, now - since));
+  return since == null ? NOTHING : now - since < 1 ? "< 1 s" : duration(now - since);
 }
 
 export function clock(time: number): string {

@@ -45,7 +45,7 @@ function VerdictCard(props: { facts: Facts; now: number }) {
       {verdict.share !== null && (
         <div class="share">
           {percent(verdict.share)}
-          <small>of the time</small>
+          <small>{verdict.cause === "credit" ? "engines idle" : "of the time"}</small>
         </div>
       )}
       <p>

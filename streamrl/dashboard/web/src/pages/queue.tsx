@@ -35,11 +35,11 @@ export function QueuePage() {
         <div class="stack">
           {training && <Credit part={training} />}
           <Fields parts={queue.partitions} live={queue.live} />
-          {training && <Dropped part={training} />}
         </div>
         <div class="stack">
           <Consumers queue={queue} now={now} />
           <Units queue={queue} />
+          {training && <Dropped part={training} />}
         </div>
       </div>
       <Dead queue={queue} />

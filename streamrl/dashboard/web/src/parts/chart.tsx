@@ -84,6 +84,9 @@ export function Chart(props: ChartProps) {
   );
 }
 
+/** Steps are whole numbers. */
+const WHOLE = [1, 2, 5].flatMap((each) => [0, 1, 2, 3, 4, 5, 6].map((power) => each * 10 ** power)).sort((a, b) => a - b);
+
 /** A level holds until the next one is told. */
 const stepped = uPlot.paths.stepped?.({ align: 1 });
 
@@ -117,7 +120,7 @@ function options(props: ChartProps, width: number, setAt: (index: number | null)
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { x: { time: props.time ?? false }, y: { range: props.stacked ? (_u, _low, high) => [0, Math.max(1, high * 1.05)] : around } },
     axes: [
-      { ...axis, size: 26, space: 70, ...(props.time ? { values: (_u: uPlot, ticks: number[]) => ticks.map(clock) } : {}) },
+      { ...axis, size: 26, space: 70, ...(props.time ? { values: (_u: uPlot, ticks: number[]) => ticks.map(clock) } : { incrs: WHOLE }) },
       { ...axis, size: 46, space: 28, values: (_u, ticks) => ticks.map((tick) => figure(tick)) },
     ],
     series: [
