@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -303,6 +304,68 @@ def test_log_probs_are_those_after_the_cuts(case: Case, sampling: dict[str, Any]
     case.run(test)
 
 
+NAN = float("nan")
+ODD: list[tuple[Any, Any, dict[str, Any], str]] = [
+    ("x", [1, 2.5], {}, "prompt token 2.5 is a float"),
+    ("x", [1, NAN], {}, "prompt token nan is a float"),
+    ("x", [1, True], {}, "prompt token True"),
+    ("x", [1, None], {}, "prompt token None"),
+    ("x", "1, 2", {}, "prompt is a str"),
+    ("x", None, {}, "prompt is a NoneType"),
+    (7, [1], {}, "request id 7"),
+    ("x", [1], {"max_tokens": 1.5}, "max_tokens 1.5"),
+    ("x", [1], {"temperature": NAN}, "temperature nan"),
+    ("x", [1], {"temperature": math.inf}, "temperature inf"),
+    ("x", [1], {"temperature": 1e-40}, "temperature 1e-40: it has to be 0, or a finite number >= 0.01"),
+    ("x", [1], {"temperature": "hot"}, "temperature 'hot'"),
+    ("x", [1], {"top_p": NAN}, "top_p nan"),
+    ("x", [1], {"top_k": 2.0}, "top_k 2.0"),
+    ("x", [1], {"top_k": 2**40}, "top_k 1099511627776"),
+    ("x", [1], {"stop_token_ids": None}, "stop_token_ids None"),
+    ("x", [1], {"stop_token_ids": (1, "2")}, "'2' is no token id"),
+    ("x", [1], {"seed": "a"}, "seed 'a'"),
+    ("x", [1], {"seed": -1}, "seed -1"),
+    ("x", [1], {"weight_version": "a"}, "weight_version 'a'"),
+]
+
+
+def test_what_no_engine_could_serve_is_the_error_of_its_caller_alone(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        beside = start(server, "beside", LONG)
+        await until_tokens(server, 1)
+        for request_id, prompt, sampling, told in ODD:
+            with pytest.raises(ValueError, match=re.escape(told)):
+                await server.generate(request_id, prompt, SamplingParams(**{"max_tokens": 1, **sampling}))
+        for verb in (
+            lambda: server.abort([[1]]),  # type: ignore[list-item]
+            lambda: server.abort("beside"),  # type: ignore[arg-type]
+            lambda: server.progress({"beside": -1}),
+            lambda: server.progress(["beside"]),  # type: ignore[arg-type]
+            lambda: server.update_weights(None, 1),  # type: ignore[arg-type]
+            lambda: server.update_weights("file", "1"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(ValueError):
+                await verb()
+        assert len((await beside).token_ids) == LONG
+        assert len((await start(server, "x", 2)).token_ids) == 2
+
+    case.run(test)
+
+
+def test_the_id_of_a_cancelled_call_is_free_at_once(case: Case) -> None:
+    async def test(server: LLMServer) -> None:
+        for _ in range(3):
+            gone = start(server, "same", LONG)
+            await until_tokens(server, 1)
+            gone.cancel()
+            await asyncio.wait({gone})
+            got = await start(server, "same", 20)
+            assert (len(got.token_ids), got.stop_reason) == (20, "length")
+            assert (await server.load()).running == 0
+
+    case.run(test)
+
+
 def test_images_are_refused_by_servers_of_text(case: Case) -> None:
     async def test(server: LLMServer) -> None:
         with pytest.raises(ImagesNotServed, match="the prompt has 2 images; .*Server serves text alone"):
@@ -464,10 +527,12 @@ def test_tokens_that_cannot_be_scored_are_the_callers_error(case: Case) -> None:
     async def test(server: LLMServer) -> None:
         with pytest.raises(ContextOverflow, match=str(MAX_LEN)):
             await server.score([1] * 500, [2] * 13)
-        for prompt, response, temperature in (
+        odd: list[tuple[Any, Any, Any]] = [
             ([], [1], 1.0), ([1], [], 1.0), ([VOCAB], [1], 1.0), ([1], [1, VOCAB], 1.0), ([1], [-1], 1.0),
-            ([1], [1], 0.0), ([1], [1], float("nan")), ([1], [1], float("inf")),
-        ):  # fmt: skip
+            ([1], [1], 0.0), ([1], [1], float("nan")), ([1], [1], float("inf")), ([1], [1], 1e-40),
+            ([1], [1.5], 1.0), ([1], None, 1.0), ([1], [1], "1"),
+        ]  # fmt: skip
+        for prompt, response, temperature in odd:
             with pytest.raises(ValueError):
                 await server.score(prompt, response, temperature)
         assert len((await server.score([1] * 500, [2] * 12)).log_probs) == 12

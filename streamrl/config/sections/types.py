@@ -6,13 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from streamrl.rollout.requests import MIN_TEMPERATURE
+
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Generators take a signed 64-bit integer."""
-MIN_TEMPERATURE = 0.01
 Temperature = Annotated[float, Meta(ge=MIN_TEMPERATURE)]
 """Below, logits divided by it overflow and every probability is NaN."""
 LearningRate = Annotated[float, Meta(gt=0, le=10)]

@@ -42,7 +42,7 @@ from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.expected_weights import ExpectedWeights
 from streamrl.rollout.loop_thread import LoopThread
 from streamrl.rollout.noise import Streams
-from streamrl.rollout.requests import check_request, check_scored
+from streamrl.rollout.requests import check_open_ids, check_progress, check_request, check_scored, check_weights
 from streamrl.rollout.sglang.calls import SglangCalls
 from streamrl.rollout.sglang.options import Cuts, SglangOptions
 from streamrl.rollout.sglang.process import SglangProcess
@@ -93,7 +93,7 @@ class SglangServer:
         """One call; cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
         self._calls.check_alive()
         refuse_images(self, images)
-        check_request(prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self._vocab_size)
+        check_request(request_id, prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self._vocab_size)
         self._cuts.check(sampling)
         if sampling.weight_version is not None:
             raise ValueError(
@@ -105,6 +105,7 @@ class SglangServer:
     async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
         """Reads what the server's thread has appended; waits for nothing."""
         self._calls.check_alive()
+        check_progress(have)
         open_calls = self._calls.open
         made = {id: call.generation for id in have if (call := open_calls.get(id)) is not None}
         return {id: since(got, have[id]) for id, got in made.items() if len(got.weight_versions) > have[id]}
@@ -120,11 +121,13 @@ class SglangServer:
         return await self._on_loop(self._calls.score(prompt_ids, response_ids))
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
+        check_open_ids(request_ids)
         return await self._on_loop(self._calls.abort(request_ids))
 
     async def prepare_weights(self, path: str, version: int) -> str | None:
         """Checks the file; its checksum. Nothing is loaded yet. Raises WeightError."""
         self._calls.check_alive()
+        check_weights(path, version)
         await asyncio.to_thread(self._expected.check, path)
         return await asyncio.to_thread(lambda: weights_digest(read_weights(path).items()))
 
@@ -222,6 +225,7 @@ class SglangServer:
 
     async def _load(self, path: str, version: int) -> float:
         self._calls.check_alive()
+        check_weights(path, version)
         await asyncio.to_thread(self._expected.check, path)
         return await self._on_loop(self._give(self._calls, path, version))
 

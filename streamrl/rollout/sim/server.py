@@ -29,7 +29,7 @@ from agent_loop.llm.protocol import (
 )
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.noise import Streams
-from streamrl.rollout.requests import check_request, check_scored
+from streamrl.rollout.requests import check_open_ids, check_progress, check_request, check_scored, check_weights
 from streamrl.rollout.sim.engine_time import EngineTime, loop_time
 from streamrl.rollout.sim.script import Script, SimConfig, draw_script, score_script
 from streamrl.weight_sync import WeightsDamaged, WeightStore
@@ -139,7 +139,7 @@ class SimServer:
         """Cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
         self._check_alive()
         refuse_images(self, images)
-        check_request(prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self.sim.vocab_size)
+        check_request(request_id, prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self.sim.vocab_size)
         if request_id in self._running or request_id in self._waiting:
             raise ValueError(f"request id {request_id!r} is already open here; ids must be unique per server")
         script = draw_script(self.sim, self._streams.of(sampling.seed), len(prompt_ids), sampling)
@@ -148,6 +148,7 @@ class SimServer:
     async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
         """What lies in the past."""
         self._check_alive()
+        check_progress(have)
         now = self._time.now()
         made: dict[str, Generation] = {}
         for id, known in have.items():
@@ -182,6 +183,7 @@ class SimServer:
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
         self._check_alive()
+        check_open_ids(request_ids)
         wanted = None if request_ids is None else set(request_ids)
         runs = [*self._running.values(), *self._waiting.values()]
         gone = [r for r in runs if not r.scores and (wanted is None or r.id in wanted)]
@@ -212,6 +214,7 @@ class SimServer:
     async def prepare_weights(self, path: str, version: int) -> str | None:
         """There is no model: `path` is not read, and nothing can be told of it."""
         self._check_alive()
+        check_weights(path, version)
         await self._maybe_fail("prepare")
         return None
 
@@ -223,6 +226,7 @@ class SimServer:
     async def update_weights(self, path: str, version: int) -> None:
         """Stand still for `update_seconds`; later tokens carry `version`. `path` is not read: there is no model."""
         self._check_alive()
+        check_weights(path, version)
         await self._maybe_fail("commit")
         began, engine_time = loop_time(), self._time
         engine_time.stand()

@@ -30,7 +30,7 @@ from torch import Tensor
 from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, refuse_images, since
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.noise import Streams, uniforms
-from streamrl.rollout.requests import check_request, check_scored
+from streamrl.rollout.requests import check_open_ids, check_progress, check_request, check_scored, check_weights
 from streamrl.rollout.torch.batch_engine import BatchEngine, Request
 from streamrl.rollout.torch.loading import load_model
 from streamrl.rollout.torch.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
@@ -104,6 +104,7 @@ class TorchServer:
         self._inbox: deque[_Item] = deque()
         self._wake = threading.Condition()
         self._open: dict[str, Request] = {}
+        self._forgetting = threading.Lock()
         self._scoring: set[ScoreRequest] = set()
         self._paused = self._asleep = self._closing = False
         self._failure: BaseException | None = None
@@ -119,7 +120,9 @@ class TorchServer:
         self._check_alive()
         refuse_images(self, images)
         engine = self._engine
-        check_request(prompt_ids, sampling, max_model_len=engine.max_len, vocab_size=engine.decoder.vocab_size)
+        check_request(
+            request_id, prompt_ids, sampling, max_model_len=engine.max_len, vocab_size=engine.decoder.vocab_size
+        )
         if request_id in self._open:
             raise ValueError(f"request id {request_id!r} is already open here; ids must be unique per server")
         seed, stream = self._streams.of(sampling.seed)
@@ -131,12 +134,14 @@ class TorchServer:
         try:
             return await future
         except asyncio.CancelledError:
+            self._forget(request)  # its id is free at once: commands and requests are taken in order
             self._post(_Command(lambda: self._abort([request_id]), None))
             raise
 
     async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
         """Reads what the engine's thread has appended; waits for no step."""
         self._check_alive()
+        check_progress(have)
         made = {id: self._open[id].generation for id in have if id in self._open}
         return {id: since(got, have[id]) for id, got in made.items() if len(got.weight_versions) > have[id]}
 
@@ -157,6 +162,7 @@ class TorchServer:
             self._scoring.discard(request)
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
+        check_open_ids(request_ids)
         return await self._between_steps(lambda: self._abort(request_ids))
 
     async def update_weights(self, path: str, version: int) -> None:
@@ -166,6 +172,7 @@ class TorchServer:
     async def prepare_weights(self, path: str, version: int) -> str | None:
         """Requests go on meanwhile. Raises WeightError, ServerDied."""
         self._check_alive()
+        check_weights(path, version)
         self._staged = None
         engine, receiver = self._engine, self._broadcasts() if is_broadcast(path) else None
         serves = None if engine.invariant else engine.version
@@ -183,6 +190,7 @@ class TorchServer:
 
     async def commit_weights(self, path: str, version: int) -> float:
         """Raises WeightError (the old weights stay), ServerDied."""
+        check_weights(path, version)
         if self._staged is None or not self._staged.is_of(path, version):
             if is_broadcast(path):
                 raise WeightsMissing(f"version {version} was not received, and nobody sends it any more")
@@ -307,8 +315,14 @@ class TorchServer:
 
     def _answer(self, ended: list[Request]) -> None:
         for request in ended:
-            self._open.pop(request.id, None)
+            self._forget(request)
             _settle(request.owner, request.generation)
+
+    def _forget(self, request: Request) -> None:
+        """From either thread. Another one may have its id already."""
+        with self._forgetting:
+            if self._open.get(request.id) is request:
+                del self._open[request.id]
 
     def _abort(self, ids: list[str] | None) -> int:
         gone = self._engine.abort(ids)
@@ -343,7 +357,7 @@ class TorchServer:
                 refused = [r for r in engine.waiting if r.sampling.weight_version == turn]
                 engine.abort([r.id for r in refused])
                 for request in refused:
-                    self._open.pop(request.id, None)
+                    self._forget(request)
                     _settle(request.owner, error=ServerDied(f"weight version {turn} cannot be served: {error}"))
 
     def _set_paused(self, paused: bool) -> None:
@@ -387,7 +401,7 @@ class TorchServer:
                 self._wake.notify()
                 return
         if isinstance(item, Request):
-            self._open.pop(item.id, None)
+            self._forget(item)
         _settle(item.future if isinstance(item, _Command) else item.owner, error=self._death())
 
     def _death(self) -> ServerDied:

@@ -9,8 +9,9 @@ from typing import Any
 
 from agent_loop.llm.protocol import Generation, SamplingParams
 from agent_loop.seeds import derive_seed
+from streamrl.rollout.requests import MIN_TEMPERATURE
 
-TEMPERATURES = (0.01, 2.0)
+TEMPERATURES = (MIN_TEMPERATURE, 2.0)
 """vLLM takes 0, too. It raises a lower one silently, and the log-probs would be those of another temperature."""
 
 

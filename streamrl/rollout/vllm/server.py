@@ -36,7 +36,7 @@ from agent_loop.llm.protocol import (
 )
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.expected_weights import ExpectedWeights
-from streamrl.rollout.requests import check_request
+from streamrl.rollout.requests import check_open_ids, check_progress, check_request, check_weights
 from streamrl.rollout.vllm.calls import Cache, VllmCalls
 from streamrl.rollout.vllm.options import VllmOptions, engine_args, environment
 from streamrl.rollout.vllm.request import TEMPERATURES
@@ -121,7 +121,7 @@ class VllmServer:
         """One call; cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
         self._calls.check_alive()
         refuse_images(self, images)
-        check_request(prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self._vocab_size)
+        check_request(request_id, prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self._vocab_size)
         low, high = TEMPERATURES
         if sampling.temperature and not low <= sampling.temperature <= high:
             raise ValueError(f"temperature {sampling.temperature:g}: vLLM takes 0, or {low:g} to {high:g}")
@@ -132,6 +132,7 @@ class VllmServer:
     async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
         """Reads what the engine's thread has appended; waits for no step."""
         self._calls.check_alive()
+        check_progress(have)
         open_calls = self._calls.open
         made = {id: call.generation for id in have if (call := open_calls.get(id)) is not None}
         return {id: since(got, have[id]) for id, got in made.items() if len(got.weight_versions) > have[id]}
@@ -141,14 +142,17 @@ class VllmServer:
         raise CannotScore("vLLM servers score no tokens; teacher servers are of the kinds torch and sim")
 
     async def abort(self, request_ids: list[str] | None = None) -> int:
+        check_open_ids(request_ids)
         return await self._on_engine(self._calls.abort(request_ids))
 
     async def prepare_weights(self, path: str, version: int) -> str | None:
         """Requests go on meanwhile. Raises WeightError, ServerDied."""
+        check_weights(path, version)
         return await self._on_engine(self._calls.prepare(path, version))
 
     async def commit_weights(self, path: str, version: int) -> float | None:
         """Raises WeightError (the old weights stay), ServerDied."""
+        check_weights(path, version)
         return await self._on_engine(self._calls.commit(path, version))
 
     async def update_weights(self, path: str, version: int) -> None:
