@@ -7,17 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamrl.monitor.metrics_log import read_metrics
 from streamrl.monitor.schema import CAUSES
 from tests.dashboard.browser import CHROMIUM, PAGES, Dashboard, Page, chromium
 from tests.dashboard.scripted import Scripted
+from transfer_queue.client import SyncQueueClient
+from transfer_queue.net.messages import GroupSpec, TaskSpec
 
 pytestmark = [
     pytest.mark.browser,
@@ -161,32 +168,95 @@ with QueueService(Path(sys.argv[1]), units=1, unit_budget_bytes=64 << 20) as que
 """
 
 
-def test_a_put_is_seen_within_two_seconds(browser: Any, tmp_path: Path) -> None:
-    import numpy as np
-
-    from transfer_queue.client import SyncQueueClient
-    from transfer_queue.net.messages import GroupSpec, TaskSpec
-
-    run = scripted(tmp_path)
+@contextmanager
+def queue_of(run: Scripted) -> Iterator[SyncQueueClient]:
+    """A queue of its own processes in the run's directory, and a client of it."""
     command = [sys.executable, "-c", QUEUE, str(run.path / "queue")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
         try:
             assert service.stdout is not None
             assert service.stdout.readline() == "up\n"
-            with SyncQueueClient(run.path / "queue", "test") as client, Dashboard(run.path) as dashboard:
+            with SyncQueueClient(run.path / "queue", "test") as client:
                 client.open_partition("train", tasks=[TaskSpec("generate", "prompt", "clock", ttl=30.0)], max_groups=8)
-                with Page(browser, dashboard) as page:
-                    page.open("queue")
-                    page.wait_for("document.querySelector('#source').innerText.includes('The queue answers')", 10)
-                    began = time.monotonic()
-                    client.admit("train", [GroupSpec(f"g{i}", 1, i) for i in range(5)], {"x": [np.arange(3)] * 5})
-                    page.wait_for("window.streamrl.known.queue.partitions[0].depth.pending === 5", 5)
-                    page.wait_for("[...document.querySelectorAll('td')].some(td => td.innerText === '5')", 5)
-                    assert time.monotonic() - began < 2
-                    client.lease("train", "generate", groups=2, holder="agent-7")
-                    page.wait_for("document.querySelector('main').innerText.includes('agent-7')", 5)
+                yield client
         finally:
             service.communicate("\n", timeout=30)
+
+
+def admit(client: SyncQueueClient, *uids: str) -> None:
+    client.admit("train", [GroupSpec(uid, 1, i) for i, uid in enumerate(uids)], {"x": [np.arange(3)] * len(uids)})
+
+
+def test_a_put_is_seen_within_two_seconds(browser: Any, tmp_path: Path) -> None:
+    run = scripted(tmp_path)
+    with queue_of(run) as client, Dashboard(run.path) as dashboard, Page(browser, dashboard) as page:
+        page.open("queue")
+        page.wait_for("document.querySelector('#source').innerText.includes('The queue answers')", 10)
+        began = time.monotonic()
+        admit(client, "a", "b", "c", "d", "e")
+        page.wait_for("window.streamrl.known.queue.partitions[0].depth.pending === 5", 5)
+        page.wait_for("[...document.querySelectorAll('td')].some(td => td.innerText === '5')", 5)
+        assert time.monotonic() - began < 2
+        client.lease("train", "generate", groups=2, holder="agent-7")
+        page.wait_for("document.querySelector('main').innerText.includes('agent-7')", 5)
+
+
+def test_a_dead_group_is_replayed_by_who_has_the_key(browser: Any, tmp_path: Path) -> None:
+    run = scripted(tmp_path)
+    with queue_of(run) as client, Dashboard(run.path) as dashboard:
+        admit(client, "poisoned")
+        while not client.stats().partitions["train"].dead:
+            token = client.lease("train", "generate", groups=1).token
+            assert token is not None
+            client.nack("train", token, ["poisoned"], reason="its prompt cannot be read", poison=True)
+        with Page(browser, dashboard) as page:
+            page.open("queue")
+            page.wait_for("document.querySelector('main').innerText.includes('its prompt cannot be read')", 10)
+            assert page.page.is_disabled("text=Replay")
+        with Page(browser, dashboard) as page:
+            page.open("queue", key=True)
+            page.page.click("text=Replay", timeout=10_000)
+            page.wait_for("window.streamrl.known.queue.partitions[0].depth.pending === 1", 10)
+        assert client.stats().partitions["train"].dead == {}
+
+
+TRIES = """async url => {
+    const told = [];
+    const json = {"Content-Type": "application/json"};
+    for (const [path, how] of [
+        ["/api/snapshot", {}],
+        ["/api/snapshot", {mode: "no-cors"}],
+        ["/api/replay", {method: "POST", body: "{}", headers: json}],
+        ["/api/logout", {method: "POST", body: "{}", mode: "no-cors"}],
+    ]) {
+        try { told.push((await (await fetch(url + path, {credentials: "include", ...how})).text()).length); }
+        catch (error) { told.push(-1); }
+    }
+    const frame = document.createElement("iframe");
+    frame.src = url;
+    document.body.append(frame);
+    return told;
+}"""
+"""How many characters another page could read of each answer (-1: it was refused), and the dashboard in a frame."""
+
+
+def test_a_page_of_another_origin_reads_and_changes_nothing(browser: Any, tmp_path: Path) -> None:
+    run = scripted(tmp_path)
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil/index.html").write_text("<title>evil</title>")
+    serve = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "evil"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as other, Dashboard(run.path) as dashboard:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with Page(browser, dashboard) as page:
+            page.open(key=True)  # the browser has the cookie
+            page.page.goto(f"http://127.0.0.1:{other.server_address[1]}/")
+            told = page.page.evaluate(TRIES, dashboard.url)
+            assert [length <= 0 for length in told] == [True] * 4, told
+            page.page.wait_for_timeout(500)
+            assert [frame.url for frame in page.page.frames[1:]] == ["chrome-error://chromewebdata/"]
+            page.open()
+            assert page.page.evaluate("fetch('/api/whoami').then(answer => answer.json()).then(who => who.key)")
+        other.shutdown()
 
 
 TRAINER = """

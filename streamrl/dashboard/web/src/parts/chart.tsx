@@ -61,10 +61,9 @@ export function Chart(props: ChartProps) {
   useEffect(() => plot.current?.setData(data(props)), [props.x, props.values]);
 
   const show = props.show ?? ((value: number) => figure(value));
-  const index = at !== null && at < props.x.length ? at : props.x.length - 1;
-  const x = props.x[index];
+  const x = at !== null ? props.x[at] : undefined;
   const told = props.lines
-    .map((line, i) => [line, props.values[i]?.[index]] as const)
+    .map((line, i) => [line, at !== null ? props.values[i]?.[at] : props.values[i]?.findLast((value) => value != null)] as const)
     .filter((pair): pair is readonly [Line, number] => pair[1] != null);
   return (
     <figure class="chart" aria-label={`${props.title}: ${told.map(([line, value]) => `${line.label} ${show(value)}`).join(", ")}`} role="group">
@@ -77,7 +76,7 @@ export function Chart(props: ChartProps) {
               {line.label} <b>{show(value)}</b>
             </li>
           ))}
-          {x !== undefined && at !== null && <li>{props.time ? clock(x) : `step ${x}`}</li>}
+          {x !== undefined && <li>{props.time ? clock(x) : `step ${x}`}</li>}
         </ul>
       </figcaption>
     </figure>
