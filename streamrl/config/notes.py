@@ -26,6 +26,11 @@ def notes(config: StreamRLConfig) -> list[str]:
             "algorithm.rollout_correction.pi_old=current has no trust region: the ratio is always 1, no clip ever "
             f"acts, and what holds stale samples or a high learning rate back is {limit}"
         )
+    if config.reward.reward_model.enable and config.reward.function:
+        found.append(
+            f"the score that counts is that of reward.reward_model; what {config.reward.function} gives is told "
+            "beside it. A function that is to count asks a model itself (reward.judge)"
+        )
     return [*found, *_ahead(config), *_micro_batches(config)]
 
 

@@ -43,9 +43,12 @@ def scorer(valid: list[str], tmp_path: Path) -> Scorer:
 
 
 def test_a_reward_model_stands_in_place_of_a_function_or_beside_one(scorer: Scorer) -> None:
-    with_both = load_config(scorer.arguments).config.reward
-    assert with_both.function.endswith("reward.py:compute_score")
-    assert load_config([*scorer.arguments, WITHOUT_FUNCTION]).config.reward.function == ""
+    with_both = load_config(scorer.arguments)
+    assert with_both.config.reward.function.endswith("reward.py:compute_score")
+    assert "the score that counts is that of reward.reward_model" in with_both.notes[0]
+    alone = load_config([*scorer.arguments, WITHOUT_FUNCTION])
+    assert alone.config.reward.function == ""
+    assert not alone.notes
     named = load_config([*scorer.arguments, WITHOUT_FUNCTION, "reward.custom_reward_function.name=last_integer"])
     assert named.config.reward.function == "last_integer"
 
