@@ -50,7 +50,7 @@ class Address:
                 or min(found.seconds, found.bucket_bytes) <= 0
             ):
                 raise ValueError("numbers out of range")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise WeightsDamaged(f"{path[:200]!r} is no address of a broadcast ({error})") from error
         return found
 

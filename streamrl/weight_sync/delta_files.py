@@ -23,6 +23,7 @@ from streamrl.weight_sync.layout import MAX_HEADER, WIDTHS, metadata
 from streamrl.weight_sync.mapped import GONE, map_tensors, torch_types
 from streamrl.weight_sync.plan import source_box
 from streamrl.weight_sync.protocol import WeightsDamaged, WeightsMismatch, WeightsMissing
+from transfer_queue.storage.private import read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Raises WeightsMissing, WeightsDamaged."""
     path = Path(directory) / MANIFEST
     try:
-        given = json.loads(path.read_text())
+        given = json.loads(read_regular(path))
         found = Manifest(
             int(given["version"]), int(given["ranks"]), tuple(map(str, given["chain"])),
             {str(n): (str(dtype), tuple(map(int, shape))) for n, (dtype, shape) in given["tensors"].items()},
@@ -75,7 +76,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
             raise ValueError("types that are not known")
     except FileNotFoundError as error:
         raise WeightsMissing(GONE.format(directory)) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise WeightsDamaged(f"{path} is no manifest of a delta ({error}); publish again") from error
     return found
 
@@ -147,15 +148,11 @@ def changed(directory: Path, manifest: Manifest, served: Mapping[str, Tensor]) -
 def write_part(path: Path, rank: int, parts: Mapping[str, Tensor], checksums: Mapping[str, str]) -> None:
     """What one rank changes. Raises OSError."""
     import torch
-    from safetensors.torch import save_file
 
-    from streamrl.weight_sync.shared_memory import sync
+    from streamrl.weight_sync.saving import save
 
-    file = path / part_name(rank)
-    tensors = {name: tensor.contiguous() for name, tensor in parts.items()} or {"none": torch.empty(0)}
-    save_file(dict(tensors), file, metadata={"checksums": json.dumps(dict(checksums))})
-    file.chmod(0o600)
-    sync(file)
+    tensors = dict(parts) or {"none": torch.empty(0)}
+    save(tensors, path / part_name(rank), {"checksums": json.dumps(dict(checksums))})
 
 
 def _part(directory: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -17,7 +17,8 @@ from streamrl.weight_sync.delta_files import MANIFEST, SUFFIX, Manifest, read_ma
 from streamrl.weight_sync.protocol import WeightInfo, WeightsDamaged, WeightsMissing
 from streamrl.weight_sync.publisher import SyncSettings
 from streamrl.weight_sync.ranks import Ranks
-from streamrl.weight_sync.shared_memory import WeightStore, sync
+from streamrl.weight_sync.saving import sync
+from streamrl.weight_sync.shared_memory import WeightStore
 from streamrl.weight_sync.shares import Share, Together, finite, write_shares
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class DeltaPublisher:
             return None
         assert info is not None
         if not self._settings.staged:
-            self._store.publish(version, info.path)
+            self._store.publish(version, info.path, info.digest)
         stages = {"gather": gathered, "transfer": time.perf_counter() - began - gathered}
         return replace(info, staged=self._settings.staged, stages=stages, seconds=time.perf_counter() - began)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import xxhash
 from torch import Tensor
+
+from streamrl.weight_sync.protocol import WeightInfo, check_digest
 
 _WORD = (1 << 64) - 1
 _MOST_THREADS = 4
@@ -22,6 +24,13 @@ def weights_digest(tensors: Iterable[tuple[str, Tensor]], threads: int = 1) -> s
         return f"{sum(tensor_digest(name, tensor) for name, tensor in tensors) & _WORD:016x}"
     with ThreadPoolExecutor(threads) as pool:  # hashing lets other threads run
         return f"{sum(pool.map(tensor_digest, *zip(*tensors, strict=True))) & _WORD:016x}"
+
+
+def checked_digest(tensors: Mapping[str, Tensor], info: WeightInfo) -> str:
+    """Of what was read of `info`. Raises WeightsDamaged if it is not the trainer's."""
+    found = weights_digest(tensors.items(), free_threads())
+    check_digest(found, info)
+    return found
 
 
 def free_threads(processes: int = 1) -> int:

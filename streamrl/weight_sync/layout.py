@@ -112,7 +112,10 @@ def metadata(header: bytes) -> dict[str, str]:
 
 
 def _object(header: bytes) -> dict[str, Any]:
-    table = json.loads(header) if header else None
+    try:
+        table = json.loads(header) if header else None
+    except RecursionError as error:
+        raise ValueError("its header is nested too deeply") from error
     if not isinstance(table, dict):
         raise ValueError("its header is no JSON object")
     return table

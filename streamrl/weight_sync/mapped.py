@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from streamrl.weight_sync.layout import MAX_HEADER, Entry, parse
@@ -35,12 +36,16 @@ def opened(path: str) -> tuple[int, list[tuple[Entry, int]], int]:
     """A file, with a shared lock on it: its handle, its tensors and where each begins, its size. Raises as
     `map_tensors`."""
     try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError as error:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise WeightsMissing(GONE.format(path)) from error
+    except (OSError, ValueError) as error:
+        raise WeightsDamaged(f"{path[:200]!r} cannot be opened ({error}); publish again") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
         if not os.path.exists(path) or os.stat(path).st_ino != found.st_ino:
             raise WeightsMissing(GONE.format(path))
         length = int.from_bytes(os.pread(handle, 8, 0), "little")
@@ -57,18 +62,21 @@ def opened(path: str) -> tuple[int, list[tuple[Entry, int]], int]:
 
 
 def views(memory: mmap.mmap, entries: list[tuple[Entry, int]]) -> dict[str, Tensor]:
-    """They hold `memory`."""
+    """They hold `memory`. Raises WeightsDamaged."""
     import torch
 
     types = torch_types()
-    return {
-        entry.name: torch.frombuffer(memory, dtype=types[entry.dtype], count=entry.numbers, offset=start).view(
-            entry.shape
-        )
-        if entry.nbytes
-        else torch.empty(entry.shape, dtype=types[entry.dtype])
-        for entry, start in entries
-    }
+    try:
+        return {
+            entry.name: torch.frombuffer(memory, dtype=types[entry.dtype], count=entry.numbers, offset=start).view(
+                entry.shape
+            )
+            if entry.nbytes
+            else torch.empty(entry.shape, dtype=types[entry.dtype])
+            for entry, start in entries
+        }
+    except (RuntimeError, TypeError, OverflowError) as error:  # a shape with a 0 and a number beyond 2^63
+        raise WeightsDamaged(f"tensors of shapes that cannot be: {error}; publish again") from error
 
 
 def recyclable(path: str | os.PathLike[str], name: str | os.PathLike[str]) -> bool:

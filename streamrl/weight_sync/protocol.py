@@ -56,6 +56,14 @@ class WeightsMismatch(WeightError, ValueError):
     """The names or shapes are not those of the model. Nothing was overwritten."""
 
 
+def check_digest(found: str | None, info: WeightInfo, who: str = "what was read") -> None:
+    """Raises WeightsDamaged if the checksum is known on both sides and not the same."""
+    if found and info.digest and found != info.digest:
+        raise WeightsDamaged(
+            f"{info.path}: {who} has checksum {found}, the trainer wrote {info.digest}; publish it again"
+        )
+
+
 class WeightSync(Protocol):
     """How versions travel. There is one writer; readers are many and in other processes."""
 

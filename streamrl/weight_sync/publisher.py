@@ -62,7 +62,7 @@ class FilePublisher:
 
         info = write_shares(self._store, list(shares), version, self._ranks, self._pages)
         if info is not None and not self._settings.staged:
-            self._store.publish(version, info.path)
+            self._store.publish(version, info.path, info.digest)
             info = replace(info, staged=False)
         return info
 

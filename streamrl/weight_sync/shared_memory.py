@@ -1,7 +1,7 @@
 """Weights through a directory in shared memory: one safetensors file per version, and LATEST, a small JSON.
 
     v00000042.safetensors   full tensors, Hugging Face names, header metadata {"version": "42", "format": "pt"}
-    LATEST                  {"version": 42, "path": "<dir>/v00000042.safetensors"}
+    LATEST                  which version is in service, and checksums (weight_sync/pointer.py)
 
 Both appear by rename, the file first, so a reader sees a whole version or none, and a writer that is killed leaves at
 most a temporary file, which the next write removes. The file just written and the one LATEST named before are kept, in
@@ -18,7 +18,6 @@ The directory lies where every user of the machine may make one (/dev/shm) under
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
@@ -28,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from streamrl.weight_sync.delta_files import SUFFIX, chain_of, read_chain
 from streamrl.weight_sync.mapped import map_tensors, recyclable
+from streamrl.weight_sync.pointer import LATEST, Pointer
 from streamrl.weight_sync.protocol import (
+    WeightError,
     WeightInfo,
     WeightsDamaged,
     WeightsMissing,
@@ -36,13 +37,12 @@ from streamrl.weight_sync.protocol import (
     WeightsNotWritten,
 )
 from streamrl.weight_sync.removing import remove
+from streamrl.weight_sync.saving import not_written, save, sync
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from streamrl.weight_sync.protocol import State
-
-LATEST = "LATEST"
 
 
 class WeightStore:
@@ -64,28 +64,29 @@ class WeightStore:
     def write(self, state: State, version: int) -> WeightInfo:
         """Publish `state` as `version`; tensors that are one tensor under two names (tied) are written once.
 
-        Raises ValueError for a negative version or an empty state, OSError when the directory is full,
+        Raises ValueError for a negative version or an empty state, WeightsNotWritten when the directory is full,
         WeightsNotPrivate.
         """
-        from safetensors.torch import save_file
-
         from streamrl.weight_sync.digest import weights_digest
 
         began = time.perf_counter()
         self._check(version)
         tensors = _writable(state)
-        self.begin(version)
         temporary = self.temporary(version)
         try:
-            save_file(tensors, temporary, metadata={"version": str(version), "format": "pt"})
-            temporary.chmod(0o600)
-            sync(temporary)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
+            self.begin(version)
+            try:
+                save(tensors, temporary, {"version": str(version), "format": "pt"})
+                path = self.finish(version)
+            except BaseException:
+                remove(temporary)
+                raise
+        except WeightError:
             raise
-        path = self.finish(version)
+        except OSError as error:
+            raise not_written(version, self.directory, error) from error
         size, digest = path.stat().st_size, weights_digest(tensors.items())
-        self.publish(version, path)
+        self.publish(version, path, digest)
         return WeightInfo(version, str(path), size, time.perf_counter() - began, digest)
 
     # A version that becomes complete first, and findable later.
@@ -128,62 +129,87 @@ class WeightStore:
     def finish(self, version: int) -> Path:
         """What lies at `temporary` is complete: rename it, and let older ones go. LATEST still names what it named."""
         path = self.path(version)
+        self.forget_digests(path.name)
         os.replace(self.temporary(version), path)
         sync(self.directory)
         self.retire(path.name, *self._older_names(version))
         return path
 
-    def publish(self, version: int, path: str | os.PathLike[str]) -> None:
-        """From now on LATEST names it: what starts or joins begins with it."""
-        temporary = self.directory / f".{LATEST}.{os.getpid()}.tmp"
-        temporary.touch(mode=0o600)
-        temporary.write_text(json.dumps({"version": version, "path": str(path)}))
-        sync(temporary)
-        os.replace(temporary, self.directory / LATEST)
-        sync(self.directory)
+    def publish(self, version: int, path: str | os.PathLike[str], digest: str = "") -> None:
+        """From now on LATEST names it: what starts or joins begins with it, if it has this checksum (empty: not known).
+        Whatever stood there before is replaced. Raises WeightsNotWritten."""
+        name = Path(path).name
+        digests = dict(before.digests) if (before := self._pointer_if_whole()) else {}
+        digests.pop(name, None)
+        try:
+            Pointer(version, name, digests | ({name: digest} if digest else {})).write(self.directory)
+        except OSError as error:
+            raise not_written(version, self.directory, error) from error
 
     def latest(self) -> WeightInfo | None:
         """What LATEST names, None before the first version.
 
         Raises WeightsDamaged, WeightsMissing, WeightsNotPrivate.
         """
-        pointer, text = self.directory / LATEST, self._pointer()
-        if text is None:
+        named = self._pointer()
+        if named is None:
             return None
+        pointer, path = self.directory / LATEST, str(self.directory / named.name)
         try:
-            entry = json.loads(text)
-            version, path = entry["version"], entry["path"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise WeightsDamaged(f"{pointer} is no {{version, path}} JSON ({error}); publish again") from error
-        if type(version) is not int or version < 0 or not isinstance(path, str):
-            raise WeightsDamaged(f"{pointer} names version {version!r} at {path!r}; remove it or publish again")
-        # The name counts, not the directory: the run directory may have been moved or mounted elsewhere.
-        path = str(self.directory / Path(path).name)
-        try:
-            return WeightInfo(version, path, os.stat(path).st_size)
+            return WeightInfo(named.version, path, os.stat(path).st_size, digest=named.digests.get(named.name, ""))
         except FileNotFoundError as error:
-            raise WeightsMissing(f"{pointer} names version {version}; {path} is not there; publish again") from error
+            raise WeightsMissing(
+                f"{pointer} names version {named.version}; {path} is not there; publish again"
+            ) from error
+        except OSError as error:
+            raise WeightsDamaged(f"{pointer} names version {named.version} at {path}: {error}") from error
+
+    def digest_of(self, path: str | os.PathLike[str]) -> str:
+        """The trainer's checksum of a version in this directory, as LATEST has it; empty: not known. Raises
+        WeightsDamaged."""
+        named = self._pointer()
+        return named.digests.get(Path(path).name, "") if named else ""
+
+    def forget_digests(self, *names: str) -> None:
+        """Files of these names are about to have other contents than those that were published."""
+        named = self._pointer_if_whole()
+        if named is not None and any(name in named.digests for name in names):
+            named.without(*names).write(self.directory)
 
     def read(self, path: str) -> dict[str, Tensor]:
         """Tensors mapped from the file; copy them before the file's bytes may change hands. See `read_weights`."""
         return read_weights(path)
 
     def read_latest(self) -> tuple[WeightInfo, dict[str, Tensor]] | None:
-        """The newest version with its tensors, also while a writer retires files; None before the first version."""
+        """The newest version with its tensors, which are the trainer's to the bit as far as its checksum is known; also
+        while a writer retires files. None before the first version. Raises as `latest`, and WeightsDamaged for another
+        checksum."""
+        from streamrl.weight_sync.digest import checked_digest
+
         while True:
             named = self._pointer()
             try:
-                info = self.latest()
-                return None if info is None else (info, read_weights(info.path))
-            except WeightsMissing:
+                if (info := self.latest()) is None:
+                    return None
+                tensors = read_weights(info.path)
+                if info.digest:
+                    checked_digest(tensors, info)
+                return info, tensors
+            except (WeightsMissing, WeightsDamaged):
                 if self._pointer() == named:  # else the file was retired meanwhile, and a newer version is there
                     raise
 
-    def _pointer(self) -> str | None:
+    def _pointer(self) -> Pointer | None:
         try:
             check_private(self.directory)
-            return (self.directory / LATEST).read_text()
         except FileNotFoundError:
+            return None
+        return Pointer.read(self.directory)
+
+    def _pointer_if_whole(self) -> Pointer | None:
+        try:
+            return self._pointer()
+        except WeightsDamaged:
             return None
 
     def _check(self, version: int) -> None:
@@ -226,7 +252,7 @@ class WeightStore:
 
 def publish(info: WeightInfo) -> None:
     """A staged version is the newest from now on."""
-    WeightStore(Path(info.path).parent).publish(info.version, info.path)
+    WeightStore(Path(info.path).parent).publish(info.version, info.path, info.digest)
 
 
 def make_private(directory: Path) -> None:
@@ -250,15 +276,6 @@ def check_private(directory: Path) -> None:
     else:
         return
     raise WeightsNotPrivate(f"weights directory {directory} {wrong}: weights in it may not be ours; remove it")
-
-
-def sync(path: Path) -> None:
-    """A file or directory is on its disk, if it lies on one."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_weights(path: str) -> dict[str, Tensor]:

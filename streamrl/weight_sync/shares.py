@@ -11,7 +11,6 @@ sees a plain one, whatever number of ranks wrote it.
 
 from __future__ import annotations
 
-import errno
 import math
 import mmap
 import os
@@ -25,11 +24,12 @@ from typing import TYPE_CHECKING
 
 from streamrl.weight_sync.digest import free_threads, tensor_digest
 from streamrl.weight_sync.layout import Entry, FileLayout
-from streamrl.weight_sync.mapped import map_tensors, opened, torch_types, views
+from streamrl.weight_sync.mapped import map_tensors, opened, views
 from streamrl.weight_sync.plan import source_box
 from streamrl.weight_sync.protocol import WeightInfo, WeightsNotWritten
 from streamrl.weight_sync.ranks import Ranks
 from streamrl.weight_sync.removing import remove
+from streamrl.weight_sync.saving import as_bytes, make, not_written, pwrite, safetensors_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,14 +99,14 @@ def write_shares(
     with step:
         if ranks.rank == 0:
             store.begin(version, layout.size)
-            _make(temporary, layout)
+            make(temporary, layout)
     written: list[_Written] = []
     memory: mmap.mmap | None = None
     with step:
         handle = os.open(temporary, os.O_RDWR)
         try:
             memory = pages.of(handle, layout.size) if pages else None
-            write = partial(_copy, memory) if memory else partial(_pwrite, handle)
+            write = partial(_copy, memory) if memory else partial(pwrite, handle)
             with ThreadPoolExecutor(threads) as pool:
                 written = list(pool.map(lambda share: _write(share, layout, write, alone), shares))
             os.fsync(handle)
@@ -154,17 +154,6 @@ def finite(tensor: Tensor) -> bool:
     return bool(least.isfinite() and most.isfinite())
 
 
-def _make(path: Path, layout: FileLayout) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.ftruncate(handle, layout.size)
-        _pwrite(handle, memoryview(layout.header), 0)
-        now = time.time_ns()
-        os.utime(handle, ns=(now, now))
-    finally:
-        os.close(handle)
-
-
 def _copy(memory: mmap.mmap, data: memoryview, at: int) -> None:
     """By torch, which lets other threads run meanwhile."""
     import torch
@@ -172,27 +161,6 @@ def _copy(memory: mmap.mmap, data: memoryview, at: int) -> None:
     if data:
         there = torch.frombuffer(memory, dtype=torch.uint8, count=len(data), offset=at)
         there.copy_(torch.frombuffer(data, dtype=torch.uint8))
-
-
-def _pwrite(handle: int, data: memoryview, at: int) -> None:
-    while data:
-        written = os.pwrite(handle, data, at)
-        data, at = data[written:], at + written
-
-
-def safetensors_name(tensor: Tensor) -> str:
-    """Of a tensor's type. Raises ValueError."""
-    for name, dtype in torch_types().items():
-        if dtype == tensor.dtype:
-            return name
-    raise ValueError(f"weights of type {tensor.dtype} cannot be published; known are {', '.join(torch_types())}")
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU; not copied."""
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _digest(path: Path, names: Iterable[str], memory: mmap.mmap | None) -> int:
@@ -233,7 +201,7 @@ class Together:
             return
         self._remove()
         if isinstance(error, OSError) and not isinstance(error, WeightsNotWritten):
-            raise WeightsNotWritten(self._told(error)) from error
+            raise not_written(self._version, self._temporary.parent, error) from error
         if error is None:
             raise WeightsNotWritten(f"version {self._version} of the weights: {failed} other ranks could not write it")
 
@@ -248,11 +216,3 @@ class Together:
     def _remove(self) -> None:
         if self._ranks.rank == 0:
             remove(self._temporary)
-
-    def _told(self, error: OSError) -> str:
-        where = self._temporary.parent
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return (
-                f"no room for version {self._version} of the weights in {where}: {error}; free some or choose another"
-            )
-        return f"version {self._version} of the weights cannot be written to {where}: {error}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMissing, WeightStore
+from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMissing, WeightsNotWritten, WeightStore
 from streamrl.weight_sync.delta import apply, encode
-from streamrl.weight_sync.delta_files import SUFFIX
+from streamrl.weight_sync.delta_files import SUFFIX, read_manifest
 from streamrl.weight_sync.delta_publisher import DeltaPublisher
 from streamrl.weight_sync.load import copy_into, stage
 from streamrl.weight_sync.publisher import SyncSettings
@@ -174,6 +176,45 @@ def test_a_damaged_delta_is_refused_and_the_model_not_touched(tmp_path: Path) ->
         stage(model, info.path, 2, serves=1)
     with pytest.raises(WeightsMissing):
         stage(model, str(tmp_path / "w" / "v00000009.delta"), 9)
+
+
+def test_who_joins_refuses_a_chain_whose_full_version_has_been_damaged(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path / "w")
+    full = Path(trainer.publish(1).path)
+    trainer.publish(2)
+    data = bytearray(full.read_bytes())
+    data[-1] ^= 0x40
+    full.write_bytes(data)
+    with pytest.raises(WeightsDamaged, match="checksum"):
+        trainer.store.read_latest()
+
+
+@pytest.mark.parametrize("manifest", [
+    "[" * 100_000, '{"version": Infinity, "ranks": 1, "chain": [], "tensors": {}}', b"\xff\xfe", None,
+], ids=["deep", "infinite", "no text", "a pipe"])  # fmt: skip
+def test_a_manifest_that_cannot_be_is_damage(tmp_path: Path, manifest: str | bytes | None) -> None:
+    if manifest is None:
+        os.mkfifo(tmp_path / "MANIFEST.json")
+    else:
+        (tmp_path / "MANIFEST.json").write_bytes(manifest.encode() if isinstance(manifest, str) else manifest)
+    with pytest.raises(WeightsDamaged, match="no manifest"):
+        read_manifest(tmp_path)
+
+
+def test_a_full_disk_is_told_and_the_version_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(tmp_path / "w", ranks=1)
+    trainer.publish(1)
+    before = sorted(path.name for path in (tmp_path / "w").iterdir())
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(WeightsNotWritten, match="no room for version 2 of the weights in "):
+            trainer.publish(2)
+    assert sorted(path.name for path in (tmp_path / "w").iterdir()) == before
+    assert trainer.publish(3).path.endswith(SUFFIX), "the next one is whole again"
 
 
 def test_full_versions_come_at_intervals_and_what_a_chain_needs_is_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from streamrl.errors import UserError
-from streamrl.weight_sync import WeightsDamaged, WeightsMissing, WeightsNotPrivate, WeightStore
+from streamrl.weight_sync import WeightsDamaged, WeightsMissing, WeightsNotPrivate, WeightsNotWritten, WeightStore
 
 
 def state(value: float) -> dict[str, torch.Tensor]:
@@ -102,16 +103,122 @@ def test_a_missing_file_says_what_to_load(tmp_path: Path) -> None:
         store.latest()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": "x", "path": "p"}', '{"version": -1, "path": "p"}'])
-def test_a_damaged_pointer_is_named_and_the_next_write_mends_it(tmp_path: Path, text: str) -> None:
-    store = WeightStore(tmp_path)
-    (tmp_path / "LATEST").write_text(text)
-    with pytest.raises(WeightsDamaged, match="LATEST"):
-        store.latest()
+def names(path: str, version: int = 1) -> bytes:
+    return json.dumps({"version": version, "path": path}).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b'"x"', b'{"version": "x", "path": "p"}', b'{"version": -1, "path": "p"}',
+        b"\xff\xfe\x00garbage", b"[" * 100_000, b"0" * (2 << 20), b'{"version": ' + b"9" * 5000,
+        names("a\0b"), names("x" * 5000), names("\ud800"), names(".."), names("v2.safetensors"),
+        names(f"v{'9' * 300}.safetensors", 10**300 - 1),
+        b'{"version": 1, "path": "v1.safetensors", "digests": {"v1.safetensors": 5}}',
+    ],
+    ids=lambda content: repr(content[:25]),
+)  # fmt: skip
+def test_a_damaged_pointer_is_named_and_the_next_write_mends_it(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "LATEST").write_bytes(content)
+    check_named_and_mended(tmp_path)
+
+
+@pytest.mark.parametrize("stands_there", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("elsewhere")])
+def test_what_is_no_file_at_the_pointers_place_is_named_at_once_and_replaced(
+    tmp_path: Path, stands_there: Callable[[Path], None]
+) -> None:
+    stands_there(tmp_path / "LATEST")
+    check_named_and_mended(tmp_path)
+
+
+def check_named_and_mended(directory: Path) -> None:
+    store = WeightStore(directory)
+    for use in (store.latest, store.read_latest, lambda: store.digest_of("v00000001.safetensors")):
+        with pytest.raises(WeightsDamaged, match="LATEST"):
+            use()
     store.write(state(2), 2)
     newest = store.latest()
     assert newest is not None
     assert newest.version == 2
+    assert not list(directory.glob(".*.tmp"))
+
+
+def flipped(path: Path) -> None:
+    """One bit of the last number."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_the_pointer_has_the_checksum_and_other_bytes_are_refused(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    info = store.write(state(1), 1)
+    newest = store.latest()
+    assert newest is not None
+    assert newest.digest == info.digest
+    flipped(Path(info.path))
+    with pytest.raises(WeightsDamaged, match=info.digest):
+        WeightStore(tmp_path).read_latest()
+
+
+def test_a_directory_without_checksums_is_read_as_it_is(tmp_path: Path) -> None:
+    info = WeightStore(tmp_path).write(state(1), 1)
+    (tmp_path / "LATEST").write_bytes(names(info.path))
+    found = WeightStore(tmp_path).read_latest()
+    assert found is not None
+    assert found[0].digest == ""
+
+
+def test_checksums_are_known_of_the_versions_that_are_kept_until_a_file_gets_other_contents(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, older=1)
+    infos = [store.write(state(version), version) for version in range(4)]
+    assert [bool(store.digest_of(info.path)) for info in infos] == [False, False, True, True]
+    assert store.digest_of(infos[2].path) == infos[2].digest
+    store.begin(3)
+    store.temporary(3).write_bytes(b"another one, which is staged")
+    store.finish(3)
+    assert store.digest_of(infos[3].path) == ""
+    assert store.digest_of(infos[2].path) == infos[2].digest
+
+
+@pytest.mark.parametrize("header", [
+    b"[" * 100_000, b'{"a": {"dtype": "F32", "shape": [0, 9223372036854775808], "data_offsets": [0, 0]}}', b"\xff" * 20,
+])  # fmt: skip
+def test_a_header_that_cannot_be_is_damage(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "v00000001.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightsDamaged):
+        WeightStore(tmp_path).read(str(path))
+
+
+@pytest.mark.parametrize("kind", [os.mkfifo, Path.mkdir])
+def test_a_version_that_is_no_file_is_damage_at_once(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    kind(path := tmp_path / "v00000001.safetensors")
+    with pytest.raises(WeightsDamaged, match="v00000001"):
+        WeightStore(tmp_path).read(str(path))
+
+
+def test_a_full_disk_is_told_and_nothing_is_left_of_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = WeightStore(tmp_path)
+    store.write(state(1), 1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for operation in ("pwrite", "fsync", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, operation, full)
+            with pytest.raises(WeightsNotWritten, match=f"no room for version 2 of the weights in {tmp_path}"):
+                store.write(state(2), 2)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(WeightsNotWritten, match="no room for version 1"):
+            store.publish(1, store.path(1))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_nothing_to_publish_is_an_error(tmp_path: Path) -> None:
