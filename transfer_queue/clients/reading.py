@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from transfer_queue.clients.access import UnitAccess
 from transfer_queue.net.messages import Block, Located
-from transfer_queue.storage.columns import Column, read_block
-from transfer_queue.storage.gather import RowsOf, arrays_of, gather, join_single, places, run_of
+from transfer_queue.storage.columns import Column, copied, read_block
+from transfer_queue.storage.gather import RowsOf, arrays_of, gather, join_single, place_of_one, places, run_of
 from transfer_queue.storage.memory import Empty
 
 
@@ -21,6 +23,8 @@ async def read_columns(
     With `copy` false, fields whose rows lie one after another in one block are views, see UnitAccess.view. Raises
     SegmentGone, Corrupt.
     """
+    if copy and len(located.keys) == 1:
+        return await _read_one(access, located)
     found = places(located)
     runs = {} if copy else {field: run for field, where in found.items() if (run := run_of(*where)) is not None}
     copied = {field: where for field, where in found.items() if field not in runs}
@@ -44,6 +48,25 @@ async def read_columns(
         raise
     access.check(blocks)
     return result, sum(result[field].nbytes for field in copied)
+
+
+async def _read_one(access: UnitAccess, located: Located) -> tuple[dict[str, Column], int]:
+    """The same of one row, as an agent worker reads a prompt: several times quicker than with arrays of one."""
+    found = {place.field: place_of_one(place, located.blocks) for place in located.places}
+    asked = Counter(number for number, _ in found.values())
+    used = sorted(asked)
+    blocks = [located.blocks[number] for number in used]
+    data = dict(zip(used, await access.fetch(blocks, [asked[number] for number in used]), strict=True))
+    result = {}
+    try:
+        for field, (number, row) in found.items():
+            column = read_block(located.blocks[number], data[number]).view(row, row + 1)
+            result[field] = replace(column, values=copied(column.values, access.results.empty))
+    except Exception:  # as above
+        access.check(blocks)
+        raise
+    access.check(blocks)
+    return result, sum(column.nbytes for column in result.values())
 
 
 def _copied(

@@ -83,7 +83,7 @@ class Partition:
 
     def outstanding(self) -> int:
         """Groups that hold credit."""
-        return sum(len(self.by_state[state]) for state in OUTSTANDING)
+        return len(self.groups) - len(self.by_state["trained"])
 
     def last_in_credit(self) -> float:
         """The order of the last group that credit covers. A restore may bring back more groups than that; were they all

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import Corrupt, Invalid
-from transfer_queue.net.messages import Block, Located
+from transfer_queue.net.messages import Block, FieldPlace, Located
 from transfer_queue.storage.columns import (
     BFLOAT16,
     LONG_ROW_BYTES,
@@ -40,6 +40,16 @@ def places(located: Located) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             raise Corrupt(f"the controller placed rows of {place.field!r} outside their blocks")
         found[place.field] = (block, row)
     return found
+
+
+def place_of_one(place: FieldPlace, blocks: Sequence[Block]) -> tuple[int, int]:
+    """The same of a field, where there is one key."""
+    if len(place.block) != 4 or len(place.index) != 4:
+        raise Corrupt(f"the controller placed {len(place.block) // 4} rows of {place.field!r} for 1 key")
+    number, row = int.from_bytes(place.block, "little", signed=True), int.from_bytes(place.index, "little", signed=True)
+    if not (0 <= number < len(blocks) and 0 <= row < blocks[number].rows):
+        raise Corrupt(f"the controller placed rows of {place.field!r} outside their blocks")
+    return number, row
 
 
 def run_of(block: np.ndarray, row: np.ndarray) -> tuple[int, int, int] | None:

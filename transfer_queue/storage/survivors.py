@@ -10,9 +10,13 @@ from transfer_queue.errors import Invalid
 from transfer_queue.net.messages import Block, Segment, Survivors
 from transfer_queue.storage.arena import Extent, fill, verify, within
 from transfer_queue.storage.columns import Column, aligned, read_block
+from transfer_queue.storage.gather import join_single
 from transfer_queue.storage.memory import PAGE
 from transfer_queue.storage.segments import is_durable
 from transfer_queue.storage.unit_files import UnitFiles
+
+_Source = tuple[Block, memoryview, np.ndarray]
+"""A block, its bytes, and which of its rows survive."""
 
 
 def compact(
@@ -41,14 +45,24 @@ def _columns(files: UnitFiles, batch: Survivors) -> dict[str, Column]:
     """The survivors of all sources, by field."""
     if not batch.sources:
         raise Invalid("survivors of nothing")
-    parts: dict[str, list[Column]] = {}
+    sources: dict[str, list[_Source]] = {}
     for blocks, index in batch.sources:
         rows = np.frombuffer(index, "<i4")
         for block in blocks:
             data = within(block, files.data(block.segment).data)
             verify(block, data)
-            parts.setdefault(block.field, []).append(read_block(block, data).take(rows))
-    return {field: columns[0] if len(columns) == 1 else Column.concat(columns) for field, columns in parts.items()}
+            sources.setdefault(block.field, []).append((block, data, rows))
+    return {field: _column(parts) for field, parts in sources.items()}
+
+
+def _column(parts: list[_Source]) -> Column:
+    blocks, data, rows = zip(*parts, strict=True)
+    if len(parts) > 1 and all(block.rows == 1 for block in blocks) and all(index.tolist() == [0] for index in rows):
+        joined = join_single(blocks, data, np.empty)  # what agents put, a row at a time
+        if joined is not None:
+            return joined
+    columns = [read_block(block, memory).take(index) for block, memory, index in parts]
+    return columns[0] if len(columns) == 1 else Column.concat(columns)
 
 
 def _write(data: np.ndarray, segment: int, batches: list[dict[str, Column]]) -> list[list[Block]]:
