@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import subprocess
 import sys
 import threading
 import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
+from streamrl.config import load_config
+from streamrl.dashboard import beside
 from streamrl.dashboard.beside import dashboard_beside
+from streamrl.runtime.launch import _dashboard
+from streamrl.runtime.run_dir import RunDirectory
 from tests.dashboard.scripted import Scripted
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes")
@@ -53,3 +60,18 @@ def test_it_ends_when_the_run_is_killed(tmp_path: Path) -> None:
         parent.wait()
         psutil.wait_procs([child], timeout=30)
         assert not child.is_running()
+
+
+@pytest.mark.parametrize(
+    ("told", "terminal", "serves"),
+    [((), False, False), ((), True, True), ((True,), False, True), ((False,), True, False)],
+)
+def test_a_run_serves_its_pages_where_somebody_looks_or_asked_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: tuple[bool, ...], terminal: bool, serves: bool
+) -> None:
+    served: list[Path] = []
+    monkeypatch.setattr(beside, "dashboard_beside", lambda run_dir, *_: served.append(run_dir) or nullcontext())
+    config = load_config(["experiment=calculator", *(f"monitor.dashboard.enabled={yes}" for yes in told)]).config
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    with _dashboard(config, RunDirectory(tmp_path, False), console):
+        assert served == [tmp_path] * serves
