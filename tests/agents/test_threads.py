@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from agent_loop import threads
 from agent_loop.threads import MAX_IDLE, in_daemon_thread
 
 
@@ -29,6 +30,20 @@ async def test_one_that_hangs_holds_up_nobody() -> None:
     hanging = asyncio.ensure_future(in_daemon_thread(release.wait))
     for i in range(MAX_IDLE + 2):
         assert await asyncio.wait_for(in_daemon_thread(lambda i=i: i), 10) == i
+    assert not hanging.done()
+    release.set()
+    assert await hanging
+
+
+async def test_calls_of_a_turn_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PATIENCE", 30.0)
+    assert len(set(await asyncio.gather(*(in_daemon_thread(threading.get_ident) for _ in range(20))))) == 1
+
+
+async def test_calls_of_a_turn_go_on_elsewhere_behind_one_that_blocks() -> None:
+    release = threading.Event()
+    hanging, *others = (asyncio.ensure_future(in_daemon_thread(call)) for call in [release.wait, *[lambda: 1] * 5])
+    assert await asyncio.wait_for(asyncio.gather(*others), 10) == [1] * 5
     assert not hanging.done()
     release.set()
     assert await hanging
