@@ -138,6 +138,7 @@ class SessionRunner:
             seed=derive_seed(self.seed, tag.get(SEEDED_AS, uid), session),
             tools=self.tools,
             metrics=metrics,
+            clock=asyncio.get_running_loop().time,
             on_span=on_span,
             seeded=self.seeded,
             images=self.images,

@@ -31,7 +31,8 @@ def uniform_array(seed: int, stream: int, start: int, count: int) -> np.ndarray:
     The raw words of a counter-based generator are the same in every numpy version; the distributions built on them are
     not, so the scaling is done here.
     """
-    words = np.random.Philox(_Key(seed & _WORD, stream & _WORD)).random_raw(start + count)[start:]
+    key: Any = _Key(seed & _WORD, stream & _WORD)  # as documented; numpy's annotation knows its own SeedSequence alone
+    words = np.random.Philox(key).random_raw(start + count)[start:]
     return (words >> np.uint64(40)) * 2.0**-24
 
 
