@@ -151,9 +151,9 @@ def test_a_file_that_is_not_what_the_trainer_wrote_changes_nothing(vllm_engine: 
 
 def by_two_ranks(seed: int, version: int, directory: Path) -> WeightInfo:
     """Two training ranks publish by shm, each its rows."""
+    named = list(tiny_model("wide", seed).named_parameters())
 
     def publish(ranks: ThreadRanks) -> WeightInfo | None:
-        named = tiny_model("wide", seed).named_parameters()
         writer = publisher(SyncSettings(backend="shm", staged=True), str(directory), ranks)
         return writer.publish(shares_of(named, ranks.rank, ranks.world_size), version)
 
