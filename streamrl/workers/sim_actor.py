@@ -114,9 +114,9 @@ class SimActorWorker(Worker):
 
     @register(Dispatch.RANK_ZERO)
     async def publish_weights(self, version: int, weights_dir: str = "") -> WeightInfo:
-        """No file: the `sim` server takes the version and asks for none."""
+        """No file: the `sim` server takes the version and does not look for what the path names."""
         await self._sleep(self._timing.publish)
-        return WeightInfo(version, "", 0, self._timing.publish)
+        return WeightInfo(version, f"simulated-v{version}", 0, self._timing.publish)
 
     @register(Dispatch.RANK_ZERO)
     async def state_digest(self) -> str:
