@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agent_loop.llm.protocol import Scorer
+from agent_loop.llm.protocol import LEAST_LOG_PROB, MOST_LOG_PROB, Scorer
 from agent_loop.loop import AgentContext
 from agent_loop.rows import MULTI_MODAL_FIELD, TEACHER_FIELD, SessionRows
 
@@ -25,9 +25,10 @@ class Teacher:
     """Whose rows are scored: nobody learns from a validation."""
 
     async def taught(self, rows: SessionRows, ctx: AgentContext) -> SessionRows:
-        """The rows with `teacher_log_prob` f32[R], 0 where the response mask is. Raises what `Scorer.score` raises, in
-        an ExceptionGroup. Adds to the session's metrics `teacher_seconds` (as the session waits),
-        `teacher_queue_seconds` (as the servers report) and `teacher_tokens`."""
+        """The rows with `teacher_log_prob` f32[R], 0 where the response mask is. Raises what `Scorer.score` raises, and
+        FloatingPointError or ValueError for scores that cannot be, in an ExceptionGroup. Adds to the session's metrics
+        `teacher_seconds` (as the session waits), `teacher_queue_seconds` (as the servers report) and
+        `teacher_tokens`."""
         begun = ctx.clock()
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(self._row(rows, index, ctx)) for index in range(len(rows.keys))]
@@ -43,4 +44,19 @@ class Teacher:
         scores = await self.scorer.score(prompt, response, self.temperature, session=ctx.session)
         ctx.count("teacher_queue_seconds", scores.queue_seconds)
         ctx.count("teacher_tokens", len(response))
-        return np.where(columns["response_mask"][index] > 0, np.asarray(scores.log_probs), 0.0).astype(np.float32)
+        return _checked(np.asarray(scores.log_probs, np.float64), columns["response_mask"][index])
+
+
+def _checked(log_probs: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """f32[R], 0 where the mask is. One that cannot be would make the whole step not finite, and the trainer could not
+    say why. Raises FloatingPointError, ValueError."""
+    if log_probs.shape != mask.shape:
+        raise ValueError(f"the teacher gave {log_probs.size} log-probs of {mask.size} tokens")
+    kept = np.where(mask > 0, log_probs, 0.0)
+    wrong = np.flatnonzero(~((kept >= LEAST_LOG_PROB) & (kept <= MOST_LOG_PROB)))  # NaN is neither
+    if len(wrong):
+        raise FloatingPointError(
+            f"the teacher's log-prob of token {wrong[0]} of {len(kept)} is {kept[wrong[0]]:g}; expected one from "
+            f"{LEAST_LOG_PROB:g} to 0; look at the teacher's servers"
+        )
+    return kept.astype(np.float32)

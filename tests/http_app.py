@@ -24,7 +24,8 @@ class Asked:
 
 @dataclass
 class Answer:
-    """`stream`: lines of server-sent events, sent as they come, in place of a body."""
+    """`body`: bytes as they are, anything else as JSON. `stream`: lines of server-sent events, sent as they come, in
+    its place."""
 
     body: Any = None
     status: int = 200
@@ -78,7 +79,8 @@ class HttpApp:
             writer.write(connection.send(event) or b"")
             await writer.drain()
 
-        body = b"" if answer.body is None else json.dumps(answer.body).encode()
+        body = b"" if answer.body is None else answer.body
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
         kind = "text/event-stream" if answer.stream else "application/json"
         headers = {"content-type": kind, **answer.headers}
         if answer.stream is None:

@@ -12,19 +12,26 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from agent_loop.llm import openai_answers as answers
 from agent_loop.llm.keys import ApiKey
 from agent_loop.llm.protocol import CannotScore, Scores
-from agent_loop.llm.remote_http import Backoff, RemoteHttp, RemoteRefused, RemoteUnavailable
+from agent_loop.llm.remote_http import Backoff, RemoteHttp, RemoteRefused
+
+T = TypeVar("T")
 
 _NOT_OFFERED = frozenset({400, 404, 405, 422, 501})
 """Answers of a server that has no such endpoint, or not with these fields."""
 
+_ENVELOPE = 1 << 20
+_SAID_BYTES, _SCORED_BYTES = 4096, 512
+"""Of an answer, for each token that it may say or score, with what servers tell beside it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One answer of a model. `log_probs`: of its tokens, at temperature 1; empty unless they were asked for."""
+    """One answer of a model. `log_probs`: of its tokens, at temperature 1; empty unless asked for and told."""
 
     text: str
     finish_reason: str
@@ -47,7 +54,7 @@ class OpenAIRemote:
         deadline: float = 120.0,
         backoff: Backoff | None = None,
     ) -> None:
-        """`url` ends with the version, as in https://host/v1."""
+        """`url` ends with the version, as in https://host/v1. Raises ValueError for what is no such address."""
         self.model = model
         self.http = RemoteHttp(url, key=key, concurrency=concurrency, deadline=deadline, backoff=backoff)
         self._way: str | None = None
@@ -66,19 +73,20 @@ class OpenAIRemote:
     ) -> Said:
         """The answer to a conversation. `more`: further fields of the interface (seed, stop, response_format, ...).
 
-        Raises RemoteRefused, RemoteUnavailable.
+        Raises RemoteRefused, RemoteUnavailable, RemoteInvalid.
         """
         asked = {"messages": list(messages), "max_tokens": max_tokens, "temperature": temperature, **more}
-        answer = await self._post("/chat/completions", asked | ({"logprobs": True} if log_probs else {}))
-        choice, usage = _choice(answer), answer.get("usage") or {}
-        told = (choice.get("logprobs") or {}).get("content") or []
+        asked |= {"logprobs": True} if log_probs else {}
+        answer = await self._post("/chat/completions", asked, answers.Chat, max_tokens * _SAID_BYTES)
+        choice = answer.choices[0]
+        told = (choice.logprobs.content or []) if choice.logprobs else []
         return Said(
-            text=(choice.get("message") or {}).get("content") or "",
-            finish_reason=choice.get("finish_reason") or "",
-            tokens=tuple(each["token"] for each in told),
-            log_probs=tuple(float(each["logprob"]) for each in told),
-            prompt_tokens=usage.get("prompt_tokens", 0),
-            completion_tokens=usage.get("completion_tokens", 0),
+            text=choice.message.content or "",
+            finish_reason=choice.finish_reason or "",
+            tokens=tuple(each.token for each in told),
+            log_probs=tuple(each.logprob for each in told),
+            prompt_tokens=answer.used.prompt_tokens or 0,
+            completion_tokens=answer.used.completion_tokens or 0,
         )
 
     async def complete(
@@ -90,19 +98,20 @@ class OpenAIRemote:
         log_probs: bool = False,
         **more: Any,
     ) -> Said:
-        """What follows a text or token ids. Raises RemoteRefused, RemoteUnavailable."""
+        """What follows a text or token ids. Raises RemoteRefused, RemoteUnavailable, RemoteInvalid."""
         given = prompt if isinstance(prompt, str) else list(prompt)
         asked = {"prompt": given, "max_tokens": max_tokens, "temperature": temperature, **more}
-        answer = await self._post("/completions", asked | ({"logprobs": 0} if log_probs else {}))
-        choice, usage = _choice(answer), answer.get("usage") or {}
-        told = choice.get("logprobs") or {}
+        asked |= {"logprobs": 0} if log_probs else {}
+        answer = await self._post("/completions", asked, answers.Completion, max_tokens * _SAID_BYTES)
+        choice = answer.choices[0]
+        told = choice.logprobs or answers.TokenLogProbs()
         return Said(
-            text=choice.get("text") or "",
-            finish_reason=choice.get("finish_reason") or "",
-            tokens=tuple(told.get("tokens") or ()),
-            log_probs=tuple(float(each) for each in told.get("token_logprobs") or ()),
-            prompt_tokens=usage.get("prompt_tokens", 0),
-            completion_tokens=usage.get("completion_tokens", 0),
+            text=choice.text,
+            finish_reason=choice.finish_reason or "",
+            tokens=tuple(told.tokens or ()),
+            log_probs=tuple(told.token_logprobs or ()),
+            prompt_tokens=answer.used.prompt_tokens or 0,
+            completion_tokens=answer.used.completion_tokens or 0,
         )
 
     async def score(
@@ -112,59 +121,33 @@ class OpenAIRemote:
         server takes first.
 
         Raises CannotScore (it takes neither, or `temperature` is not 1: the interface has log-probs of a prompt at 1
-        alone), ValueError, RemoteRefused, RemoteUnavailable.
+        alone), ValueError, RemoteRefused, RemoteUnavailable, RemoteInvalid.
         """
         if temperature != 1.0:
             raise CannotScore(f"temperature {temperature:g}: an OpenAI-compatible server tells log-probs at 1 alone")
         if not prompt_ids or not response_ids:
             raise ValueError("at least one prompt and one response token are needed to score")
         ids, count = [*prompt_ids, *response_ids], len(response_ids)
-        began, refused = time.perf_counter(), []
+        began, most, refused = time.perf_counter(), len(ids) * _SCORED_BYTES, []
         for way in (self._way,) if self._way else ("prompt_logprobs", "echo"):
-            fields = {"prompt_logprobs": 0} if way == "prompt_logprobs" else {"echo": True, "logprobs": 0}
+            asked = {"prompt": ids, "max_tokens": 1, "temperature": 0.0}
             try:
-                answer = await self._post(
-                    "/completions", {"prompt": ids, "max_tokens": 1, "temperature": 0.0, **fields}
-                )
+                if way == "prompt_logprobs":
+                    asked |= {"prompt_logprobs": 0}
+                    found = (await self._post("/completions", asked, answers.Scored, most)).log_probs(ids)
+                else:
+                    asked |= {"echo": True, "logprobs": 0}
+                    found = (await self._post("/completions", asked, answers.Echoed, most)).log_probs(ids)
             except RemoteRefused as error:
                 if error.status not in _NOT_OFFERED:
                     raise
                 refused.append(str(error))
                 continue
-            read = _by_prompt_logprobs if way == "prompt_logprobs" else _by_echo
-            found = read(_choice(answer), ids)
             if found is not None:
                 self._way = way
                 return Scores(found[-count:], engine_seconds=time.perf_counter() - began)
             refused.append(f"with {way} its answer has no log-probs of the prompt")
         raise CannotScore(f"{self.model} at {self.http.url} tells no log-probs of given tokens: {'; '.join(refused)}")
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await self.http.post(path, {"model": self.model, **body})
-
-
-def _choice(answer: dict[str, Any]) -> dict[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise RemoteUnavailable(f"an answer without choices: its fields are {', '.join(sorted(answer)) or 'none'}")
-    return choices[0]
-
-
-def _by_prompt_logprobs(choice: dict[str, Any], ids: list[int]) -> list[float] | None:
-    """Per token of the prompt but the first; None if they are not there. One entry per token: {id: {"logprob": x}}."""
-    told = choice.get("prompt_logprobs")
-    if not isinstance(told, list) or len(told) != len(ids):
-        return None
-    try:
-        return [float(entry[str(token)]["logprob"]) for entry, token in zip(told[1:], ids[1:], strict=True)]
-    except (KeyError, TypeError):
-        return None
-
-
-def _by_echo(choice: dict[str, Any], ids: list[int]) -> list[float] | None:
-    """The same from the prompt repeated in front of the one token that was made."""
-    told = (choice.get("logprobs") or {}).get("token_logprobs")
-    if not isinstance(told, list) or not len(ids) <= len(told) <= len(ids) + 1:
-        return None
-    found = told[1 : len(ids)]
-    return None if any(each is None for each in found) else [float(each) for each in found]
+    async def _post(self, path: str, body: dict[str, Any], answer: type[T], most: int) -> T:
+        return await self.http.post(path, {"model": self.model, **body}, answer, most=_ENVELOPE + most)

@@ -46,6 +46,10 @@ def since(made: Generation, have: int) -> Generation:
     return Generation(made.token_ids[have:whole], made.log_probs[have:whole], made.weight_versions[have:whole])
 
 
+LEAST_LOG_PROB, MOST_LOG_PROB = -1e4, 1e-2
+"""What a log-prob can be: servers write -9999 for "never", and rounding may go above 0."""
+
+
 @dataclass(slots=True)
 class Scores:
     """What a model says of R tokens that another one sampled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_loop.llm.openai_remote import OpenAIRemote
 from agent_loop.llm.protocol import CannotScore, Scores, ServerDied
-from agent_loop.llm.remote_http import RemoteRefused, RemoteUnavailable
+from agent_loop.llm.remote_http import RemoteError, RemoteUnavailable
 from agent_loop.llm.remote_model import RemoteModel
 
 
@@ -17,7 +17,7 @@ class RemoteTeacher:
     async def score(
         self, prompt_ids: list[int], response_ids: list[int], temperature: float, *, session: str
     ) -> Scores:
-        """Raises ServerDied, and RemoteRefused, CannotScore for what will not be better next time."""
+        """Raises ServerDied, and RemoteRefused, RemoteInvalid, CannotScore for what will not be better next time."""
         try:
             return await self._remote.score(prompt_ids, response_ids, temperature)
         except RemoteUnavailable as error:
@@ -30,7 +30,7 @@ async def check_teacher(teacher: RemoteModel) -> None:
     remote = teacher.open()
     try:
         await remote.score([0], [1])
-    except (RemoteRefused, RemoteUnavailable, CannotScore) as error:
+    except (RemoteError, CannotScore) as error:
         raise ValueError(str(error)) from error
     finally:
         await remote.close()

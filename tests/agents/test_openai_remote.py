@@ -173,6 +173,7 @@ def test_retry_after_is_a_number_or_a_date() -> None:
     assert retry_after("2.5") == 2.5
     assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT", now=lambda: 1445412470.0) == 10.0
     assert retry_after("soon") is None
+    assert retry_after("Mon, 01 Jan 99999999999999999999") is None
 
 
 def test_a_key_comes_from_the_environment_or_from_a_private_file(
@@ -200,5 +201,5 @@ async def test_a_redirect_does_not_take_the_key_elsewhere(remote: Remote) -> Non
     remote.answer = lambda asked: Answer({}, 307, {"location": "http://127.0.0.1:9/elsewhere"})
     http = RemoteHttp(remote.app.url, key=KEY, backoff=QUICK)
     with pytest.raises(RemoteRefused, match="307"):
-        await http.post("/x", {})
+        await http.post("/x", {}, dict)
     await http.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -121,6 +122,41 @@ def test_what_the_teacher_says_of_the_tokens_ends_the_session_as_failed() -> Non
             group = (await f.settled(1))["u"]
             assert worker.counts["sessions_failed"] == 2
             assert "CannotScore: this kind scores no tokens" in group.reason
+
+    run_virtual(main())
+
+
+class Wrong:
+    """A scorer whose first log-prob is `first`, and that gives `more` of them than tokens."""
+
+    def __init__(self, first: float, more: int) -> None:
+        self._first, self._more = first, more
+
+    async def score(
+        self, prompt_ids: list[int], response_ids: list[int], temperature: float, *, session: str
+    ) -> Scores:
+        return Scores([self._first] + [-1.0] * (len(response_ids) - 1 + self._more))
+
+
+@pytest.mark.parametrize(
+    ("first", "more", "says"),
+    [
+        (float("nan"), 0, "FloatingPointError: the teacher's log-prob of token 0 of .* is nan"),
+        (float("-inf"), 0, "the teacher's log-prob of token 0 of .* is -inf"),
+        (-1e30, 0, r"is -1e\+30"),
+        (5.0, 0, "is 5; expected one from -10000 to 0"),
+        (-1.0, 1, "ValueError: the teacher gave .* log-probs of .* tokens"),
+    ],
+)
+def test_scores_that_cannot_be_end_the_session_by_the_teachers_name(first: float, more: int, says: str) -> None:
+    async def main() -> None:
+        async with farm() as f:
+            f.teacher = Wrong(first, more)  # pyright: ignore[reportAttributeAccessIssue]
+            await f.admit(["u"])
+            worker = f.start()
+            group = (await f.settled(1))["u"]
+            assert worker.counts["rows"] == 0
+            assert re.search(says, group.reason), group.reason
 
     run_virtual(main())
 
