@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agent_loop.llm.answers import Sense, odd, trouble
 from agent_loop.llm.protocol import Generation, LLMServer, ServerDied
 from agent_loop.llm.router import Ticket
 
@@ -30,7 +31,9 @@ class OpenCall:
     """Servers died under its prompt, and it has yet to show a token."""
     waited: float = 0.0
     """Seconds in the line."""
-    got: Generation = field(default_factory=Generation)
+    budget: int = 0
+    """Tokens that it may make."""
+    got: Generation = field(default_factory=lambda: Generation(stop_reason="aborted"))
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +47,12 @@ class Beats:
     """Invariant: a call's `got` is a prefix of what its server answers in the end."""
 
     def __init__(
-        self, beat: float, silent: float, on_tokens: Callable[[OpenCall], None],
+        self, beat: float, silent: float, sense: Sense, on_tokens: Callable[[OpenCall], None],
         on_task: Callable[[asyncio.Task[None]], None],
     ) -> None:  # fmt: skip
         """`on_tokens(call)` after new tokens; `on_task(task)` for each that was started, so that it is looked after."""
-        self._beat, self._silent, self._on_tokens, self._on_task = beat, silent, on_tokens, on_task
+        self._beat, self._silent, self._sense = beat, silent, sense
+        self._on_tokens, self._on_task = on_tokens, on_task
         self._lines: dict[str, _Line] = {}
 
     def open(self, server: LLMServer, call: OpenCall) -> None:
@@ -87,18 +91,26 @@ class Beats:
             try:
                 async with asyncio.timeout(self._silent):
                     news = await line.server.progress(have)
+                if not isinstance(news, dict):
+                    raise odd(name, f"progress answered {type(news).__name__}, which is no dict")
+                self._take(name, line, news, have)
             except TimeoutError:
                 self._lose(line, ServerDied(f"server {name} has not answered a heartbeat for {self._silent:g} s"))
             except ConnectionError as error:
                 self._lose(line, ServerDied(str(error) or type(error).__name__))
-            else:
-                self._take(line, news, have)
+            except Exception as error:  # noqa: BLE001  # a server of one's own may raise anything
+                self._lose(line, trouble(error, name, "progress"))
+            except asyncio.CancelledError as error:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                self._lose(line, trouble(error, name, "progress"))
 
-    def _take(self, line: _Line, news: dict[str, Generation], have: dict[str, int]) -> None:
+    def _take(self, name: str, line: _Line, news: dict[str, Generation], have: dict[str, int]) -> None:
         for id, piece in news.items():
             call = line.calls.get(id)
             if call is None or not piece.token_ids or len(call.got.token_ids) != have.get(id):
                 continue
+            self._sense.check(piece, name, left=call.budget - len(call.got.token_ids))
             call.got.token_ids += piece.token_ids
             call.got.log_probs += piece.log_probs
             call.got.weight_versions += piece.weight_versions

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from agent_loop.llm.answers import REQUESTS_OWN, SCORES_OWN, OddAnswer, ProtocolBroken, Sense, result_of, trouble
 from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.beats import Beats, OpenCall
 from agent_loop.llm.fleet import FleetNews
@@ -35,7 +36,8 @@ T = TypeVar("T")
 class RoutedClient:
     """Implements LLMPool and Scorer over several LLMServers.
 
-    - A request whose server died continues elsewhere, from the tokens that were seen of it.
+    - A request whose server died continues elsewhere, from the tokens that were seen of it. A server whose answer no
+      server may give (answers.py) counts as one that died, and nothing of that answer is used.
     - An aborted request continues with the prompt plus its tokens; all pieces together never exceed `max_tokens`.
     - Pieces keep the sampling seed: an engine draws by (seed, position), so a continuation continues the stream.
     - A cancelled request is aborted, and ends when the server has said what it had, or `Patience.abort` is over.
@@ -44,21 +46,25 @@ class RoutedClient:
 
     def __init__(
         self, servers: Mapping[str, LLMServer], *, patience: Patience | None = None, router: Router | None = None,
-        awake: AwakeTime | None = None,
+        awake: AwakeTime | None = None, sense: Sense | None = None,
     ) -> None:  # fmt: skip
-        """`awake`: what stands still while servers sleep; shared with whoever else has limits."""
+        """`awake`: what stands still while servers sleep; shared with whoever else has limits. `sense`: what answers
+        are held against."""
         self.router = router or Router(servers)
         self._awake = awake or AwakeTime()
+        self._sense = sense or Sense()
         self._servers: dict[str, LLMServer] = dict(servers)
         self._patience = patience or Patience()
         self._line = WaitingLine(self.router, self._patience.healthy, self._awake)
-        self._beats = Beats(self._patience.beat, self._patience.silent, self._made_tokens, self._look_after)
+        self._beats = Beats(
+            self._patience.beat, self._patience.silent, self._sense, self._made_tokens, self._look_after
+        )
         self._suspicion = Suspicion(self._patience.poison)
         self._alone = asyncio.Lock()
         """Held by the suspect that is under way and has yet to show a token."""
         self._died_with: dict[str, tuple[int, int]] = {}
         """By server, at its last death: calls that were open beside the first that noticed it; suspects in all."""
-        self._probes = Probes(self.router, self._patience, self._awake, self._line.pump, self._look_after)
+        self._probes = Probes(self.router, self._patience, self._awake, self._sense, self._line.pump, self._look_after)
         self._aborts: set[asyncio.Task[Any]] = set()
         self._prefix = secrets.token_hex(4)
         self._requests = 0
@@ -93,13 +99,13 @@ class RoutedClient:
             try:
                 piece = await self._call(call, prompt_ids, sampling, images, done)
             except ServerDied as error:
-                extend(done, call.got, sampling, server)
+                extend(done, call.got, sampling)
                 self._note_death(call, prompt_ids, error)
                 if done.stop_reason == "aborted":  # else its last token was seen
                     self._suspicion.check(Suspicion.key(prompt_ids))
                     setbacks.count_death(error)
             else:
-                extend(done, piece, sampling, server)
+                extend(done, piece, sampling)
                 self.router.served(call.ticket)
                 if piece.weight_versions:
                     self.router.observe(server, max(piece.weight_versions))
@@ -124,18 +130,12 @@ class RoutedClient:
             try:
                 scores = await self._scored(ticket, prompt_ids, response_ids, temperature)
                 self.router.served(ticket)
+                return scores
             except ServerDied as error:
-                self._take_out(ticket, str(error))
+                self._take_out(ticket, error)
                 setbacks.count_death(error)
-                continue
             finally:
                 self._release(ticket)
-            if len(scores.log_probs) != len(response_ids):
-                raise RuntimeError(
-                    f"server {ticket.server} broke the protocol: {len(scores.log_probs)} log-probs of "
-                    f"{len(response_ids)} tokens"
-                )
-            return scores
         raise RunStopping(f"{session}: its tokens were not scored because the run stops")
 
     def set_servers(self, servers: Mapping[str, LLMServer]) -> None:
@@ -165,6 +165,9 @@ class RoutedClient:
         for name in self.router.draining() - news.draining:
             self.router.undrain(name)
         self._awake.tell(news.asleep)
+        self._sense.tell_newest(news.newest)
+        if news.newest is not None and self._sense.is_future(self.router.version):
+            self.router.version = news.newest
         self.router.hear(news.servers, news.routers)
         self._line.pump()
         return self.router.held()
@@ -223,9 +226,11 @@ class RoutedClient:
     def _note_death(self, call: OpenCall, prompt_ids: list[int], error: ServerDied) -> None:
         ticket = call.ticket
         if self.router.servers.get(ticket.server) is ticket.state:  # else it was taken from us, and died of that
-            if self._take_out(ticket, str(error)):
+            if self._take_out(ticket, error):
                 others = self._beats.others(call)
                 self._died_with[ticket.server] = (len(others), sum(other.suspect for other in others) + call.suspect)
+            if isinstance(error, OddAnswer):
+                return
             others, suspects = self._died_with.get(ticket.server, (0, 0))
             alone = not others or (call.suspect and suspects == 1)
             key = Suspicion.key(prompt_ids)
@@ -236,11 +241,14 @@ class RoutedClient:
     ) -> Generation:
         """The next piece after `done`; if this is cancelled, `done` has what was sampled of it."""
         name, server = call.ticket.server, self._server_of(call.ticket)
-        left = replace(sampling, max_tokens=sampling.max_tokens - len(done.token_ids))
+        call.budget = sampling.max_tokens - len(done.token_ids)
+        left, prompt = replace(sampling, max_tokens=call.budget), prompt_ids + done.token_ids
         shown = [images] if images else ()
-        answer = asyncio.ensure_future(server.generate(call.id, prompt_ids + done.token_ids, left, *shown))
+        try:
+            answer = asyncio.ensure_future(server.generate(call.id, prompt, left, *shown))
+        except TypeError as error:  # it is no coroutine
+            raise trouble(error, name, "generate") from error
         answer.add_done_callback(_looked_at)
-        call.got.stop_reason = "aborted"
         self._beats.open(server, call)
         try:
             async with self._awake.limit(self._patience.answer):
@@ -248,30 +256,40 @@ class RoutedClient:
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            piece = await self._aborted(server, call.id, answer)
-            extend(done, call.got if piece is None else piece, sampling, name)
+            piece = await self._aborted(server, call, answer)
+            extend(done, call.got if piece is None else piece, sampling)
             raise
         finally:
             self._beats.close(server, call)
         if answer.done():
-            return answer.result()
+            piece = result_of(answer, name, "generate", REQUESTS_OWN)
+            self._sense.check(piece, name, left=call.budget)
+            return piece
         answer.cancel()
-        self._abort(server, call.id)
+        self._abort(server, call)
         if call.lost.done() and not call.lost.cancelled() and (loss := call.lost.exception()) is not None:
             raise loss
         raise ServerDied(f"server {name} gave no answer within {self._patience.answer:g} s")
 
-    async def _aborted(self, server: LLMServer, request_id: str, call: asyncio.Future[Generation]) -> Generation | None:
+    async def _aborted(
+        self, server: LLMServer, call: OpenCall, answer: asyncio.Future[Generation]
+    ) -> Generation | None:
         """What a call whose caller is gone has given; None if its server does not say so in time."""
         try:
-            if not call.done():
-                abort = self._abort(server, request_id)
+            if not answer.done():
+                abort = self._abort(server, call)
                 await asyncio.wait({abort}, timeout=self._patience.abort)
                 if _succeeded(abort) and abort.result():
-                    await asyncio.wait({call}, timeout=self._patience.abort)
-            return call.result() if _succeeded(call) else None
+                    await asyncio.wait({answer}, timeout=self._patience.abort)
+            if not _succeeded(answer):
+                return None
+            self._sense.check(piece := answer.result(), call.ticket.server, left=call.budget)
+            return piece
+        except OddAnswer as error:
+            self._take_out(call.ticket, error)
+            return None
         finally:
-            call.cancel()
+            answer.cancel()
 
     def _server_of(self, ticket: Ticket) -> LLMServer:
         """Raises ServerDied if it has left since the ticket was given."""
@@ -282,34 +300,43 @@ class RoutedClient:
     async def _scored(
         self, ticket: Ticket, prompt_ids: list[int], response_ids: list[int], temperature: float
     ) -> Scores:
+        name = ticket.server
         try:
             async with asyncio.timeout(self._patience.answer):
-                return await self._server_of(ticket).score(prompt_ids, response_ids, temperature)
+                scores = await self._server_of(ticket).score(prompt_ids, response_ids, temperature)
         except TimeoutError:
-            raise ServerDied(f"server {ticket.server} gave no scores within {self._patience.answer:g} s") from None
+            raise ServerDied(f"server {name} gave no scores within {self._patience.answer:g} s") from None
+        except SCORES_OWN:
+            raise
+        except Exception as error:
+            raise trouble(error, name, "score") from error
+        self._sense.check_scores(scores, name, count=len(response_ids))
+        return scores
 
-    def _abort(self, server: LLMServer, request_id: str) -> asyncio.Task[int]:
+    def _abort(self, server: LLMServer, call: OpenCall) -> asyncio.Task[int]:
         """Best effort: whoever wanted the tokens is gone, the engine's slot should be free. The answer: whether it was
         there."""
 
         async def abort() -> int:
             try:
                 async with asyncio.timeout(self._patience.probe):
-                    return await server.abort([request_id])
+                    return await server.abort([call.id])
             except (ConnectionError, TimeoutError) as error:
-                logger.debug("abort of %s: %s", request_id, error)
-                return 0
+                logger.debug("abort of %s: %s", call.id, error)
+            except Exception as error:  # noqa: BLE001  # a server of one's own may raise anything
+                self._take_out(call.ticket, trouble(error, call.ticket.server, "abort"))
+            return 0
 
-        task = self._start(abort(), f"abort-{request_id}")
+        task = self._start(abort(), f"abort-{call.id}")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
         return task
 
-    def _take_out(self, ticket: Ticket, reason: str) -> bool:
+    def _take_out(self, ticket: Ticket, error: ServerDied) -> bool:
         """False if it was out already."""
-        if not self.router.fail(ticket, reason):
+        if not self.router.fail(ticket, str(error), broken=isinstance(error, ProtocolBroken)):
             return False
-        logger.warning("LLM server %s is out: %s", ticket.server, reason)
+        logger.warning("LLM server %s is out: %s", ticket.server, error)
         self._probes.start(ticket.server, self._servers[ticket.server])
         return True
 

@@ -20,6 +20,8 @@ class FleetNews:
     out: Mapping[str, str] = field(default_factory=dict)
     """Those that did not, and why."""
     draining: frozenset[str] = frozenset()
+    newest: int | None = None
+    """The newest weight version that any server may have; None: not known yet."""
     asleep: bool = False
     """All servers sleep: training has their devices."""
     handles: Mapping[str, LLMServer] | None = None

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from agent_loop.llm.answers import Sense, trouble
 from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.protocol import LLMServer
 from agent_loop.llm.retry import Patience
@@ -21,12 +22,12 @@ class Probes:
     """Invariant: one probe per server at most, and none of a server that is in service."""
 
     def __init__(
-        self, router: Router, patience: Patience, awake: AwakeTime, on_back: Callable[[], None],
+        self, router: Router, patience: Patience, awake: AwakeTime, sense: Sense, on_back: Callable[[], None],
         on_task: Callable[[asyncio.Task[None]], None],
     ) -> None:  # fmt: skip
         """`awake` knows whether all servers sleep: one that is awake then is not in service. `on_back()` after a
         re-admission; `on_task(task)` for each that was started, so that it is looked after."""
-        self._router, self._patience, self._awake = router, patience, awake
+        self._router, self._patience, self._awake, self._sense = router, patience, awake, sense
         self._on_back, self._on_task = on_back, on_task
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closed = False
@@ -50,7 +51,8 @@ class Probes:
 
     async def _probe(self, name: str, server: LLMServer) -> None:
         router, patience = self._router, self._patience
-        doublings = min(max(0, router.servers[name].failures - 1), 20)
+        state = router.servers[name]
+        doublings = min(max(0, max(state.failures, state.broken) - 1), 20)
         pause = min(patience.first_pause * 2**doublings, patience.longest_pause)
         while True:
             await asyncio.sleep(pause)
@@ -58,8 +60,12 @@ class Probes:
             try:
                 async with asyncio.timeout(patience.probe):
                     load = await server.load()
+                self._sense.check_load(load, name)
             except (ConnectionError, TimeoutError) as error:
                 router.servers[name].reason = f"health check: {error or type(error).__name__}"
+                continue
+            except Exception as error:  # noqa: BLE001  # a server of one's own may raise anything
+                router.servers[name].reason = f"health check: {trouble(error, name, 'load')}"
                 continue
             if self._awake.asleep and not load.asleep:  # training has its device; the next beat lets it fall asleep
                 router.servers[name].reason = "it came back awake while all servers sleep"

@@ -56,25 +56,15 @@ class Setbacks:
         self._pause = min(2 * self._pause, self._patience.longest_pause)
 
 
-def extend(done: Generation, piece: Generation, sampling: SamplingParams, server: str) -> None:
-    """Append a piece and set the stop reason of the whole. Raises RuntimeError if the server broke the protocol."""
-    count = len(piece.token_ids)
-    if (
-        len(done.token_ids) + count > sampling.max_tokens
-        or len(piece.log_probs) != count
-        or len(piece.weight_versions) != count
-    ):
-        raise RuntimeError(
-            f"server {server} broke the protocol: {count} tokens with {len(piece.log_probs)} log-probs and "
-            f"{len(piece.weight_versions)} versions, after {len(done.token_ids)} of at most {sampling.max_tokens}"
-        )
+def extend(done: Generation, piece: Generation, sampling: SamplingParams) -> None:
+    """Append a piece that was checked (answers.py), and set the stop reason of the whole."""
     done.token_ids += piece.token_ids
     done.log_probs += piece.log_probs
     done.weight_versions += piece.weight_versions
     done.queue_seconds += piece.queue_seconds
     done.engine_seconds += piece.engine_seconds
     done.stop_reason = piece.stop_reason
-    if piece.stop_reason == "aborted" and count:
+    if piece.stop_reason == "aborted" and piece.token_ids:
         if piece.token_ids[-1] in sampling.stop_token_ids:
             done.stop_reason = "stop"
         elif len(done.token_ids) == sampling.max_tokens:

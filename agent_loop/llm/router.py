@@ -74,6 +74,8 @@ class ServerState:
     reason: str = ""
     failures: int = 0
     """In a row, without a token between them."""
+    broken: int = 0
+    """Answers in a row that no server may give (answers.py), without a good one between them."""
     lags: bool = False
     """More than `max_lag` versions behind, by the last beat."""
     reserved: bool = False
@@ -177,13 +179,16 @@ class Router:
         self._set_keys(list(self._cells)[:-1])
         state.place = -1
 
-    def fail(self, ticket: Ticket, reason: str) -> bool:
+    def fail(self, ticket: Ticket, reason: str, *, broken: bool = False) -> bool:
         """The ticket's server is gone; called before `release`. True if that took it out just now, False if it was out
-        already or has come back since."""
+        already or has come back since. `broken`: by what it answered."""
         state = self.servers.get(ticket.server)
         if state is None or state is not ticket.state or state.incarnation != ticket.incarnation:
             return False
-        return self.eject(ticket.server, reason)
+        if not self.eject(ticket.server, reason):
+            return False
+        state.broken += broken
+        return True
 
     def eject(self, server: str, reason: str) -> bool:
         """A health check of the server failed. True if that took it out just now."""
@@ -227,7 +232,7 @@ class Router:
         """The ticket's request was answered."""
         state = ticket.state
         if state is not None and state.incarnation == ticket.incarnation:
-            state.failures = 0
+            state.failures = state.broken = 0
             if state.status == "probation":
                 self._proven(state)
 

@@ -236,29 +236,6 @@ def test_an_overlong_context_is_the_callers_error_and_takes_no_server_out() -> N
     run_virtual(main())
 
 
-def test_a_server_that_gives_more_than_was_asked_broke_the_protocol() -> None:
-    async def main() -> None:
-        client = RoutedClient({"a": FakeServer(lambda p, s: Generation([1] * 9, [0.0] * 9, [0] * 9, "stop"))})
-        with pytest.raises(RuntimeError, match="server a broke the protocol: 9 tokens"):
-            await client.generate(PROMPT, SamplingParams(8), session="s")
-
-    run_virtual(main())
-
-
-def test_a_probe_that_breaks_reaches_the_caller() -> None:
-    class Broken(FakeServer):
-        async def load(self):
-            raise TypeError("a bug")
-
-    async def main() -> None:
-        client = RoutedClient({"a": Broken(counting, dead=True)}, patience=QUICK)
-        with pytest.raises(RuntimeError, match="probe-a, which looks after an LLM server, broke"):
-            await client.generate(PROMPT, SamplingParams(20), session="s")
-        await client.close()
-
-    run_virtual(main())
-
-
 def test_a_server_that_comes_back_awake_while_all_sleep_gets_nothing_until_it_sleeps_too() -> None:
     class Comes(FakeServer):
         asleep = False
