@@ -37,8 +37,9 @@ ANSWER_SECONDS = 86_400.0
 """For a generation or score. Its client gives up long before (agent_loop.llm.client.Patience)."""
 LAST_WORDS_SECONDS = 0.2
 """Between the death of an engine and the end of its process: its callers' answers are on their way."""
-CONCURRENT_CALLS = 1000
-"""Calls that one actor has open at a time; it must exceed every waiting request plus the health checks."""
+CALLS_PER_SLOT, OTHER_CALLS = 4, 1000
+"""Calls that one actor has open at a time. They must exceed what all agent workers together have in flight (a quarter
+more than the slots, or each so much in the first second), or health checks wait for generations to end."""
 
 
 class RayLLMServer:
@@ -303,16 +304,14 @@ async def start_ray_servers(
         "num_cpus": 0,
         "max_restarts": -1,
         "max_task_retries": 0,
-        "max_concurrency": CONCURRENT_CALLS,
         "runtime_env": {"env_vars": variables},
     }
     actor: Any = ray.remote(RayLLMServer)
     handles: dict[str, RayServerHandle] = {}
     for name, config in configs.items():
-        gpus = _devices(config) if config.device.startswith("cuda") else 0
-        handles[name] = RayServerHandle(
-            actor.options(**options, num_gpus=gpus).remote(replace(config, server=name)), name
-        )
+        options["num_gpus"] = _devices(config) if config.device.startswith("cuda") else 0
+        options["max_concurrency"] = OTHER_CALLS + CALLS_PER_SLOT * config.max_num_seqs
+        handles[name] = RayServerHandle(actor.options(**options).remote(replace(config, server=name)), name)
     try:
         await asyncio.gather(*(_started(handle) for handle in handles.values()))
     except BaseException:

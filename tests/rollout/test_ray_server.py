@@ -102,6 +102,18 @@ async def test_a_killed_server_is_dead_for_its_requests_and_comes_back_with_the_
     assert states == ["started", "started"]
 
 
+async def test_more_calls_than_a_large_server_has_slots_hold_up_no_health_check(cluster: None) -> None:
+    config = RolloutServerConfig("sim", max_num_seqs=1000, sim={"token_seconds": 30.0})
+    server = (await start_ray_servers({"server-0": config}))["server-0"]
+    asking = [asyncio.ensure_future(server.generate(f"r{i}", [1], SamplingParams(max_tokens=9))) for i in range(1250)]
+    async with asyncio.timeout(30):
+        while (load := await server.load()).running + load.waiting < len(asking):
+            await asyncio.sleep(0.1)
+        assert await server.abort() == len(asking)
+    await asyncio.gather(*asking)
+    await server.close()
+
+
 async def test_a_version_nobody_announced_is_caught_up_by_the_health_check(served: Served) -> None:
     info = served.publish()
     assert (await served.server.load()).weight_version == info.version
