@@ -56,7 +56,7 @@ def test_updates_do_not_overtake_each_other() -> None:
     async def main() -> None:
         server = SimServer(SimConfig(update_seconds=1.0))
         manager = LLMServerManager({"s": server})
-        await asyncio.gather(*(manager.update_weights(WeightInfo(v, "", 0)) for v in (1, 2, 3)))
+        await asyncio.gather(*(manager.update_weights(WeightInfo(v, "unused", 0)) for v in (1, 2, 3)))
         assert (await server.load()).weight_version == 3
 
     run_virtual(main())
@@ -70,19 +70,19 @@ def test_a_pinned_server_keeps_its_version_until_it_is_unpinned() -> None:
         async def versions() -> dict[str, int]:
             return {name: load.weight_version for name, load in (await manager.loads()).items()}
 
-        await manager.update_weights(WeightInfo(1, "", 0))
+        await manager.update_weights(WeightInfo(1, "unused", 0))
         busy = asyncio.create_task(servers["s0"].generate("r", [1], SamplingParams(max_tokens=50)))
         await asyncio.sleep(1)
         servers["s2"].die()
         assert await manager.pin(1) == ["s1"], "the one that lives and has the least to do"
-        assert "pinned" in (await manager.update_weights(WeightInfo(2, "", 0))).missing["s1"]
+        assert "pinned" in (await manager.update_weights(WeightInfo(2, "unused", 0))).missing["s1"]
         servers["s2"].restart()
-        await manager.update_weights(WeightInfo(3, "", 0))
+        await manager.update_weights(WeightInfo(3, "unused", 0))
         assert await versions() == {"s0": 3, "s1": 1, "s2": 3}
         await manager.unpin()
         assert await versions() == {"s0": 3, "s1": 3, "s2": 3}
         assert await manager.pin(3) == [], "one is left for training"
-        await manager.update_weights(WeightInfo(4, "", 0))
+        await manager.update_weights(WeightInfo(4, "unused", 0))
         await manager.unpin()
         assert await versions() == {"s0": 4, "s1": 4, "s2": 4}
         await busy
