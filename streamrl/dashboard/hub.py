@@ -12,6 +12,7 @@ from streamrl.dashboard.frames import FrameLog
 from streamrl.dashboard.live_queue import LiveQueue
 from streamrl.dashboard.reading import MetricsTail, SummaryFile, boot, last_growth, lives, read_config
 from streamrl.dashboard.state.run_state import RunState
+from streamrl.dashboard.usable import usable
 from streamrl.dashboard.wakeup import Wakeup
 from streamrl.monitor.events import Event, EventTail
 from streamrl.monitor.run_view import ENDED, PARTITION
@@ -42,6 +43,7 @@ class Hub:
         self._events = EventTail(run_dir)
         self._metrics = MetricsTail(run_dir)
         self._summary = SummaryFile(run_dir)
+        self._odd = 0
         self._wall = wall
         self._news, self._look = asyncio.Event(), asyncio.Event()
 
@@ -108,7 +110,10 @@ class Hub:
     def _take(self, events: Iterable[Event], *, grown: bool) -> None:
         state = self.state
         for event in events:
-            state.feed(event)
+            if usable(event):
+                state.feed(event)
+            else:
+                self._odd += 1
         if grown:
             state.last_sign = self._wall()
         anew, lines = self._metrics.poll()
@@ -116,7 +121,7 @@ class Hub:
             state.metrics_anew()
         for line in lines:
             state.metrics_line(line)
-        state.damaged = self._events.damaged + self._metrics.damaged
+        state.damaged = self._events.damaged + self._metrics.damaged + self._odd
         if not state.config:
             state.config = read_config(self.run_dir) or {}
         self._look_at_end()

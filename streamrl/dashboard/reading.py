@@ -14,6 +14,8 @@ import yaml
 from streamrl.monitor.metrics_log import FILE as METRICS
 from streamrl.monitor.summary import FILE as SUMMARY
 
+MAX_STEP = 1 << 40
+
 
 class MetricsTail:
     """metrics.jsonl, which grows by whole lines, and is replaced when a run goes on from an earlier checkpoint."""
@@ -45,8 +47,9 @@ class MetricsTail:
     def _line(self, line: bytes) -> dict[str, Any] | None:
         try:
             found = self._decoder.decode(line)
-            _ = int(found["step"])
-        except (ValueError, KeyError, TypeError):
+            if not 0 <= int(found["step"]) < MAX_STEP:
+                raise ValueError(found["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
             self.damaged += 1
             return None
         return found

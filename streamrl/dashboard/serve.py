@@ -76,7 +76,7 @@ def serve(
     bound = listener.getsockname()[1]
     key = _key(run_dir)
     access = Access(key, names_of(host, names), open_reading=is_loopback(host) and not guarded, port=bound)
-    shown = f"[{host}]" if ":" in host else host
+    shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     print(f"dashboard of {run_dir}: http://{shown}:{bound}/#key={key}", flush=True)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     app = build_app(Hub(run_dir), access, failed=lambda: setattr(server, "should_exit", True))

@@ -35,6 +35,9 @@ LONGEST_NOTE = 1200
 PRINTED = ("note", "sample")
 """States whose lines are also printed above the panel of a terminal."""
 
+LONGEST_LEFT = 1e9
+"""Seconds, 30 years: what is left is told as no more."""
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 ENDED = ("finished", "interrupted", "failed")
@@ -186,7 +189,9 @@ class RunView:
     @property
     def seconds_left(self) -> float | None:
         each = self.seconds_per_step
-        return None if each is None or not self.total_steps else max(0, self.total_steps - self.step) * each
+        if each is None or not self.total_steps:
+            return None
+        return min(max(0, self.total_steps - self.step) * max(0.0, each), LONGEST_LEFT)
 
     @property
     def staleness(self) -> tuple[float, float] | None:
