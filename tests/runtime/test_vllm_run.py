@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from streamrl.monitor.events import read_events
 from streamrl.monitor.metrics_log import read_metrics
 from streamrl.recording.record import RecordedRow, Recording
 from tests.runtime.jobs import Job
@@ -69,6 +70,11 @@ def test_the_calculator_job_on_vllm_has_the_trainers_log_probs_its_loss_mask_and
         assert made == {step - 1}, "the servers have the weights of the step before"
         for row in found:
             check_row(row, model, stop, 64)
+    synced = [event.fields for event in read_events(job.path) if (event.kind, event.name) == ("span", "publish")]
+    assert [each["version"] for each in synced] == list(range(STEPS + 1))
+    assert len({each["digest"] for each in synced}) == STEPS + 1, "every step changes the weights"
+    for each in synced:
+        assert each["checksums"] == {"server-0": each["digest"]}, "what it serves is what the trainer has"
     for line in read_metrics(job.path):
         assert line["training/rollout_probs_diff_max"] <= CLOSE
     assert not psutil.wait_procs(children, timeout=120)[1]
