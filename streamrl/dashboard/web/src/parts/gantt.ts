@@ -57,6 +57,7 @@ export function paint(canvas: HTMLCanvasElement, shown: Window, from: number, to
     if (lane.area) area(pen, lane, shown, x, top, tall);
     for (const bar of lane.bars) block(brush, bar, x, left, width, lane.area ? top + tall - 9 : top, lane.area ? 9 : tall);
     for (const bar of lane.over ?? []) block(brush, bar, x, left, width, top, 7);
+    if (lane.versions) versions(pen, lane.versions, x, left, width, top + tall - 9);
     pen.fillStyle = colour("--text");
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
@@ -112,6 +113,19 @@ function axis(pen: CanvasRenderingContext2D, from: number, to: number, x: (time:
     const text = every >= 1 ? clock(time) : `${(time % 60).toFixed(every < 0.1 ? 3 : 2)} s`;
     pen.fillText(text, at, 12);
   }
+}
+
+/** The version of the weights, where an engine took it and there is room for the text. */
+function versions(pen: CanvasRenderingContext2D, taken: [number, number][], x: (time: number) => number, left: number, right: number, y: number): void {
+  pen.font = "600 9px system-ui, sans-serif";
+  pen.textAlign = "left";
+  pen.textBaseline = "top";
+  pen.fillStyle = colour("--card");
+  taken.forEach(([time, version], i) => {
+    const begin = x(time);
+    const room = Math.min(right, x(taken[i + 1]?.[0] ?? Infinity)) - begin;
+    if (begin >= left && begin < right && room > 30) pen.fillText(`v${version}`, begin + 3, y);
+  });
 }
 
 /** How many sessions were under way, as an area; its greatest value is printed. */
