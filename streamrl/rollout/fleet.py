@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agent_loop.llm.answers import trouble
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import LLMServer, ServerLoad
 from agent_loop.llm.router import ServerNews
@@ -223,8 +224,8 @@ class Fleet:
         try:
             async with asyncio.timeout(MOVE_SECONDS):
                 await self._manager.servers[name].abort(None)
-        except (ConnectionError, TimeoutError) as error:  # then they continue because it is dead
-            logger.info("requests of %s could not be aborted: %s", name, error)
+        except Exception as error:  # noqa: BLE001  # then they continue because it is dead, or end by themselves
+            logger.warning("requests of %s could not be aborted: %r", name, error)
 
     def _requests(self, name: str) -> int:
         return sum(held.get(name, (0, 0))[0] for held in self._held.values())
@@ -239,7 +240,7 @@ class Fleet:
         asked = {m.asking for m in self._members.values() if m.asking is not None}
         if asked:
             await asyncio.wait(asked, timeout=ANSWER_SECONDS)
-        for member in self._members.values():
+        for name, member in self._members.items():
             task = member.asking
             if task is None or not task.done():
                 silent = now - member.asked
@@ -252,6 +253,8 @@ class Fleet:
                 member.limit.update(member.load)
             except (ConnectionError, TimeoutError, asyncio.CancelledError) as error:
                 member.out = f"health check: {str(error) or type(error).__name__}"
+            except Exception as error:  # noqa: BLE001  # one that answers oddly must not end the beats of all
+                member.out = f"health check: {trouble(error, name, 'load')}"
 
     async def _tell(self, name: str, worker: Worker, routers: int) -> None:
         own, changes = self._held.get(name, {}), self._changes
@@ -260,6 +263,7 @@ class Fleet:
             servers={s: self._news(s, m, own) for s, m in self._members.items() if m.load and not m.out},
             out={s: m.out for s, m in self._members.items() if m.out},
             draining=frozenset(s for s, m in self._members.items() if m.draining),
+            newest=self._manager.newest,
             asleep=self._manager.asleep,
             handles=dict(self._manager.servers) if self._told.get(name) != changes else None,
         )

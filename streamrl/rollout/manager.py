@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from agent_loop.llm.answers import Sense, trouble
 from agent_loop.llm.protocol import LLMServer, ServerDied, ServerLoad
 from streamrl.rollout.together import broadcast, each_of
 from streamrl.weight_sync import WeightError, WeightInfo, WeightsMissing
@@ -87,6 +88,11 @@ class LLMServerManager:
         self._pinned: dict[str, LLMServer] = {}
         self._missed: WeightInfo | None = None
         self._latest: WeightInfo | None = None
+        self.newest: int | None = None
+        """The newest version that any server was given; None: none yet, and servers have what they started with."""
+        self.on_newest: Callable[[int], None] = lambda version: None
+        """Called with it before any server serves it."""
+        self._sense = Sense()
 
     async def update_weights(self, info: WeightInfo, *, deadline: float | None = None) -> UpdateReport:
         """Give `info` to all servers that are not pinned, and publish it (LATEST) once each of them serves it, is dead,
@@ -97,6 +103,9 @@ class LLMServerManager:
         the run's own mistake.
         """
         async with self._updating:
+            self.newest = max(self.newest or 0, info.version)
+            self._sense.tell_newest(self.newest)
+            self.on_newest(self.newest)
             free = {name: server for name, server in self.servers.items() if name not in self._pinned}
             report = await self._update(info, deadline or self._policy.deadline, free)
             report.missing.update(dict.fromkeys(self._pinned, "it is pinned, and gets the newest when it is unpinned"))
@@ -116,7 +125,7 @@ class LLMServerManager:
     async def load_of(self, name: str) -> ServerLoad:
         """Raises ServerDied, also of a server that has not the version in service (it failed to take it, or came back
         without): it is given that meanwhile."""
-        load, latest = await self._turned(name, await self.servers[name].load()), self._latest
+        load, latest = await self._turned(name, await self._load(name)), self._latest
         if latest is None or name in self._pinned:
             return load
         if load.weight_version == latest.version:
@@ -130,13 +139,18 @@ class LLMServerManager:
             task.add_done_callback(lambda _: self._catching_up.pop(name, None))
         raise ServerDied(f"{name} serves version {load.weight_version}, not {latest.version}: {why}")
 
+    async def _load(self, name: str) -> ServerLoad:
+        load = await self.servers[name].load()
+        self._sense.check_load(load, name)
+        return load
+
     async def _turned(self, name: str, load: ServerLoad) -> ServerLoad:
         """A server that was started anew meanwhile falls asleep as all others, or wakes up."""
         if load.asleep == self.asleep or self._turning.locked():  # then all are told, and it is among them
             return load
         async with self._turning:
             await self._turn(self.servers[name])
-            return await self.servers[name].load()
+            return await self._load(name)
 
     async def _turn(self, server: LLMServer) -> None:
         async with asyncio.timeout(LOAD_SECONDS):
@@ -149,9 +163,10 @@ class LLMServerManager:
                 return
             try:
                 await self._give(name, server, info)
-            except (WeightError, ServerDied, TimeoutError) as error:
-                self.behind[name] = str(error)
-                logger.warning("%s still serves older weights: %s", name, error)
+            except Exception as error:  # noqa: BLE001  # a server of one's own may raise anything
+                own = isinstance(error, (WeightError, TimeoutError))
+                self.behind[name] = str(error if own else trouble(error, name, "a weight update"))
+                logger.warning("%s still serves older weights: %s", name, self.behind[name])
 
     async def _give(self, name: str, server: LLMServer, info: WeightInfo) -> None:
         """A version to one server. Raises what keeps it from taking it (WeightError, ServerDied, TimeoutError)."""
@@ -169,6 +184,7 @@ class LLMServerManager:
         what keeps it from loading that (WeightError, ServerDied, TimeoutError)."""
         async with self._updating, asyncio.timeout(UPDATE_SECONDS):
             load, info = await server.load(), self._latest
+            self._sense.check_load(load, name)
             if info is not None and load.weight_version != info.version:
                 await self._give(name, server, info)
             async with self._turning:
@@ -265,7 +281,7 @@ class LLMServerManager:
 
     async def loads(self) -> dict[str, ServerLoad]:
         """Of the servers that answer; one that is missing here is dead or starting."""
-        answers = await self._all(lambda server: server.load(), LOAD_SECONDS)
+        answers = await each_of({name: partial(self._load, name) for name in self.servers}, LOAD_SECONDS)
         return {name: answer for name, answer in answers.items() if isinstance(answer, ServerLoad)}
 
     async def pause(self) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agent_loop.llm.protocol import ServerDied
+from agent_loop.llm.answers import trouble
 from streamrl.weight_sync import WeightError, WeightsMissing
 
 logger = logging.getLogger(__name__)
@@ -19,18 +19,24 @@ Calls = Mapping[str, Callable[[], Awaitable[Any]]]
 
 
 async def each_of(calls: Calls, seconds: float) -> dict[str, Any]:
-    """By server: its answer, or the ServerDied, WeightError or TimeoutError in its place."""
+    """By server: its answer, or the ServerDied, WeightError or TimeoutError in its place. What else one raises is its
+    own end (ProtocolBroken), and not that of the others."""
 
-    async def one(call: Callable[[], Awaitable[Any]]) -> Any:
+    async def one(name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             async with asyncio.timeout(seconds):
                 return await call()
         except TimeoutError:
             return TimeoutError(f"no answer within {seconds:.0f} s; it catches up when it is back")
-        except (ServerDied, WeightError) as error:
+        except WeightError as error:
             return error
+        except Exception as error:  # noqa: BLE001  # a server of one's own may raise anything
+            found = trouble(error, name, "a call")
+            if found is not error:
+                logger.warning("%s", found)
+            return found
 
-    return dict(zip(calls, await asyncio.gather(*map(one, calls.values())), strict=True))
+    return dict(zip(calls, await asyncio.gather(*(one(*item) for item in calls.items())), strict=True))
 
 
 async def broadcast(send: Callable[[], Awaitable[Any]], calls: Calls, seconds: float) -> tuple[dict[str, Any], bool]:
@@ -54,16 +60,16 @@ async def broadcast(send: Callable[[], Awaitable[Any]], calls: Calls, seconds: f
     if not sent:
         why = "it took too long" if sending.cancelled() else sending.exception()
         logger.warning("a broadcast of weights broke off: %s", why)
-    answers = {name: _outcome(task, sent) for name, task in receiving.items()}
-    for answer in answers.values():
-        if isinstance(answer, Exception) and not isinstance(answer, (ServerDied, WeightError, TimeoutError)):
-            raise answer
+    answers = {name: _outcome(name, task, sent) for name, task in receiving.items()}
     return answers, sent and not any(isinstance(answer, Exception) for answer in answers.values())
 
 
-def _outcome(task: asyncio.Future[Any], sent: bool) -> Any:
+def _outcome(name: str, task: asyncio.Future[Any], sent: bool) -> Any:
     if task.cancelled():
         return TimeoutError("it did not receive the broadcast in time")
     if task.exception() is None and not sent:
         return WeightsMissing("the broadcast broke off after it had received all")
-    return task.exception() or task.result()
+    error = task.exception()
+    if error is None or isinstance(error, (WeightError, TimeoutError)):
+        return error or task.result()
+    return trouble(error, name, "receiving weights")

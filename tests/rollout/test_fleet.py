@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import pytest
 
 from agent_loop.llm.client import Patience, RoutedClient
 from agent_loop.llm.fleet import FleetNews
-from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied
+from agent_loop.llm.protocol import Generation, LLMServer, SamplingParams, ServerDied, ServerLoad
 from benchmarks.rollout.router import slot_use
 from streamrl.rollout.fleet import SILENT_SECONDS, Fleet, FleetError
 from streamrl.rollout.manager import LLMServerManager, SyncPolicy
@@ -285,6 +285,66 @@ def test_a_dead_server_is_out_for_every_worker_within_a_beat_or_two_and_comes_ba
         world.servers["server-0"].restart()
         await asyncio.sleep(8)
         assert not any(listener.client.router.out() for listener in world.listeners.values())
+
+    world.run(test())
+
+
+def key_error() -> Any:
+    raise KeyError("queue")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (key_error, "load raised KeyError('queue')"),
+        (lambda: None, "load answered None, which is no ServerLoad"),
+        (lambda: ServerLoad(0, 0, None, 0, 0, 0.0), "load.slots is None"),  # type: ignore[arg-type]
+        (lambda: ServerLoad(0, 0, 4, 0, 0, 0.0, cache_usage=float("nan")), "load.cache_usage is nan"),
+        (lambda: ServerLoad(0, 0, 4, 1007, 0, 0.0), "load.weight_version has 1007"),
+        (lambda: ServerLoad(0, 0, 4, -7, 0, 0.0), "load.weight_version is -7"),
+    ],
+    ids=["raises", "None", "slots", "cache", "future", "negative"],
+)
+def test_a_server_whose_load_is_odd_is_out_with_the_reason_and_the_others_are_looked_after(
+    answer: Callable[[], Any], told: str
+) -> None:
+    world = World(count=3)
+
+    async def load() -> Any:
+        return answer()
+
+    async def test() -> None:
+        await world.manager.update_weights(WeightInfo(version=7, path="unused", bytes=0))
+        world.servers["server-0"].load = load
+        await asyncio.sleep(2.5)
+        row = world.fleet.rows()[0]
+        assert row.status == "out"
+        assert f"server server-0 broke the protocol: {told}" in row.reason
+        assert all(set(listener.client.router.out()) == {"server-0"} for listener in world.listeners.values())
+        world.servers["server-1"].die()
+        await asyncio.sleep(2.5)
+        assert [row.status for row in world.fleet.rows()] == ["out", "out", "serving"], "the beat goes on"
+        assert len((await world.generate(0, 5, "s")).token_ids) == 5
+        del world.servers["server-0"].load
+        world.servers["server-1"].restart()
+        await asyncio.sleep(20)
+        assert {row.status for row in world.fleet.rows()} == {"serving"}
+        assert not any(listener.client.router.out() for listener in world.listeners.values())
+        assert world.listeners["agent-0"].news[-1].newest == 7
+
+    world.run(test())
+
+
+def test_a_server_that_cannot_move_its_requests_keeps_nobody_from_draining_it() -> None:
+    world = World()
+
+    async def test() -> None:
+        world.servers["server-0"].abort = lambda ids: key_error()
+        calls = [world.generate(0, 100, f"s{i}") for i in range(4)]
+        await asyncio.sleep(1)
+        await world.fleet.drain("server-0", deadline=2.0)
+        assert (await world.servers["server-0"].load()).running == 0
+        assert {len(got.token_ids) for got in await asyncio.gather(*calls)} == {100}
 
     world.run(test())
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_loop.llm.protocol import SamplingParams
+from agent_loop.llm.protocol import SamplingParams, ServerDied
 from streamrl.rollout.building import build_server
-from streamrl.rollout.manager import LLMServerManager
+from streamrl.rollout.manager import LLMServerManager, SyncPolicy
 from streamrl.rollout.replica import RayLLMServer
 from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.sim.server import SimConfig, SimServer
 from streamrl.rollout.sim.virtual_clock import run_virtual
-from streamrl.weight_sync import WeightInfo, WeightsMismatch, WeightStore
+from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMismatch, WeightStore
 
 INFO = WeightInfo(version=5, path="unused", bytes=0)
 
@@ -48,6 +48,46 @@ def test_a_dead_server_is_not_waited_for_and_a_silent_one_only_until_the_deadlin
         assert "out of memory" in report.missing["dead"]
         assert report.seconds == pytest.approx(30.0)
         assert set(await LLMServerManager(servers).loads()) == {"good", "slow"}
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("verb", ["sleep", "wake_up", "pause", "resume", "close"])
+def test_what_one_server_raises_keeps_no_other_from_being_told(verb: str) -> None:
+    async def main() -> None:
+        told: list[str] = []
+
+        class Tells(SimServer):
+            async def _tell(self) -> None:
+                told.append(verb)
+
+        class Odd(SimServer):
+            async def _tell(self) -> None:
+                raise KeyError("a bug")
+
+        for kind in (Tells, Odd):
+            setattr(kind, verb, kind._tell)
+        await getattr(LLMServerManager({"odd": Odd(), "a": Tells(), "b": Tells()}), verb)()
+        assert told == [verb, verb]
+
+    run_virtual(main())
+
+
+def test_a_server_whose_abort_breaks_keeps_no_other_from_the_version_and_gets_it_on_the_next_beat() -> None:
+    class Odd(SimServer):
+        async def abort(self, request_ids: list[str] | None = None) -> int:
+            raise KeyError("a bug")
+
+    async def main() -> None:
+        servers = {"odd": Odd(), "good": SimServer()}
+        manager = LLMServerManager(servers, SyncPolicy(requests="abort"))
+        report = await manager.update_weights(INFO)
+        assert report.acknowledged == ("good",)
+        assert "server odd broke the protocol" in report.missing["odd"]
+        with pytest.raises(ServerDied, match="odd serves version 0, not 5"):
+            await manager.load_of("odd")
+        await asyncio.sleep(1)
+        assert (await manager.load_of("odd")).weight_version == 5
 
     run_virtual(main())
 
@@ -136,3 +176,53 @@ async def test_a_simulated_server_speaks_the_vocabulary_of_its_model(model_dirs:
     got = await server.generate("r", [1], SamplingParams(max_tokens=500))
     assert max(got.token_ids) < 64
     await server.close()
+
+
+def damaged(path: str) -> None:
+    data = bytearray(Path(path).read_bytes())
+    data[-1] ^= 0x40
+    Path(path).write_bytes(data)
+
+
+async def test_a_server_does_not_start_with_weights_that_are_not_the_trainers(
+    model_dirs: dict[str, str], other_weights, tmp_path: Path
+) -> None:
+    info = other_weights("qwen2", 1, 6)
+    damaged(info.path)
+    server = RayLLMServer(
+        RolloutServerConfig("torch", model_dirs["qwen2"], str(tmp_path / "weights"), max_model_len=64)
+    )
+    with pytest.raises(WeightsDamaged, match=info.digest):
+        await server.ready()
+
+
+async def test_a_server_that_catches_up_by_itself_refuses_weights_that_are_not_the_trainers(
+    model_dirs: dict[str, str], other_weights, tmp_path: Path
+) -> None:
+    other_weights("qwen2", 1, 1)
+    server = RayLLMServer(
+        RolloutServerConfig("torch", model_dirs["qwen2"], str(tmp_path / "weights"), max_model_len=64)
+    )
+    damaged(other_weights("qwen2", 2, 2).path)
+    assert (await server.load()).weight_version == 1
+    (tmp_path / "weights" / "LATEST").write_bytes(b"\xff\xfe\x00garbage")
+    assert (await server.load()).weight_version == 1
+    other_weights("qwen2", 3, 3)
+    assert (await server.load()).weight_version == 3
+    await server.close()
+
+
+async def test_a_server_that_joins_refuses_weights_that_are_not_the_trainers(
+    model_dirs: dict[str, str], other_weights, tmp_path: Path
+) -> None:
+    config = RolloutServerConfig("torch", model_dirs["qwen2"], max_model_len=64)
+    servers = [build_server(config) for _ in range(2)]
+    manager = LLMServerManager({"first": servers[0]})
+    info = other_weights("qwen2", 1, 1)
+    assert (await manager.update_weights(info)).acknowledged == ("first",)
+    damaged(info.path)
+    with pytest.raises(WeightsDamaged, match=info.digest):
+        await manager.add_server("second", servers[1])
+    assert set(manager.servers) == {"first"}
+    for server in servers:
+        await server.close()
