@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-START_SECONDS = 300.0
-"""For a server to start and to load the weights."""
+MARGIN_SECONDS = 30.0
+"""For an answer, beyond what the work itself may take."""
 MAX_DRAIN_SECONDS = 3600.0
 
 Deadline = Annotated[float, msgspec.Meta(ge=0, le=MAX_DRAIN_SECONDS)]
@@ -57,11 +57,16 @@ class UndrainServer(msgspec.Struct, forbid_unknown_fields=True):
 class FleetApi:
     """Serves from threads of its own; what it is asked runs in the event loop that made it."""
 
-    def __init__(self, fleet: Fleet, key_file: Path, endpoint_file: Path, *, port: int = 0) -> None:
-        """Writes the key, and IP:PORT. Raises OSError for a port that cannot be had."""
+    def __init__(
+        self, fleet: Fleet, key_file: Path, endpoint_file: Path, *, port: int = 0, start_seconds: float = 180.0,
+        update_seconds: float = UPDATE_SECONDS,
+    ) -> None:  # fmt: skip
+        """Writes the key, and IP:PORT. `start_seconds`, `update_seconds`: for a server that joins to start, and to load
+        the weights. Raises OSError for a port that cannot be had."""
         self._files = key_file, endpoint_file
         key_file.unlink(missing_ok=True)  # a killed run's may have been sent to whoever has its port now
         self._server = _Server((HOST, port), ensure_key(self._files[0]), fleet, asyncio.get_running_loop())
+        self._server.add_seconds = start_seconds + update_seconds + MARGIN_SECONDS
         self.endpoint = f"{HOST}:{self._server.server_port}"
         self._files[1].write_text(self.endpoint + "\n")
         self._thread = threading.Thread(target=self._server.serve_forever, name="servers-api", daemon=True)
@@ -77,6 +82,7 @@ class FleetApi:
 
 class _Server(KeyedServer):
     block_on_close = False
+    add_seconds = 0.0
 
     def __init__(self, address: tuple[str, int], key: bytes, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> None:
         self.fleet, self._loop = fleet, loop
@@ -102,7 +108,7 @@ class _Handler(KeyedHandler):
     def do_GET(self) -> None:
         name, verb = self._place(self.path) or ("", "")
         if name or verb:
-            return self._refuse(HTTPStatus.NOT_FOUND, "there is GET /servers")
+            return self.refuse(HTTPStatus.NOT_FOUND, "there is GET /servers")
         return self._do(self._list(), 10.0)
 
     def do_POST(self) -> None:
@@ -113,7 +119,7 @@ class _Handler(KeyedHandler):
                 given = msgspec.json.decode(body, type=AddServer)
                 if given.name is not None and not NAME.fullmatch(given.name):
                     raise ValueError(f"name {given.name!r}: letters, digits, '.', '_' and '-', at most 64")
-                return self._do(self._add(given.name), START_SECONDS + UPDATE_SECONDS)
+                return self._do(self._add(given.name), self.server.add_seconds)
             if verb == "drain":
                 deadline = msgspec.json.decode(body, type=DrainServer).deadline
                 return self._do(self._drain(name, deadline), deadline + 2 * MOVE_SECONDS)
@@ -121,18 +127,18 @@ class _Handler(KeyedHandler):
                 msgspec.json.decode(body, type=UndrainServer)
                 return self._do(self._undrain(name), MOVE_SECONDS)
         except (ValueError, OSError) as error:  # msgspec's errors are ValueErrors
-            return self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-        return self._refuse(HTTPStatus.NOT_FOUND, "there are POST /servers, and /servers/NAME/drain or undrain")
+            return self.refuse(HTTPStatus.BAD_REQUEST, str(error))
+        return self.refuse(HTTPStatus.NOT_FOUND, "there are POST /servers, and /servers/NAME/drain or undrain")
 
     def do_DELETE(self) -> None:
         name, verb = self._place(self.path) or ("", "")
         if not name or verb:
-            return self._refuse(HTTPStatus.NOT_FOUND, "there is DELETE /servers/NAME")
+            return self.refuse(HTTPStatus.NOT_FOUND, "there is DELETE /servers/NAME")
         asked = parse_qs(urlsplit(self.path).query)
         try:
             deadline = msgspec.convert(asked.get("deadline", [DRAIN_SECONDS])[0], Deadline, strict=False)
         except msgspec.ValidationError as error:
-            return self._refuse(HTTPStatus.BAD_REQUEST, f"deadline: {error}")
+            return self.refuse(HTTPStatus.BAD_REQUEST, f"deadline: {error}")
         return self._do(self._remove(name, deadline), deadline + 2 * MOVE_SECONDS)
 
     async def _list(self) -> dict[str, Any]:
@@ -164,13 +170,13 @@ class _Handler(KeyedHandler):
         try:
             answer = self.server.wait_for(work, seconds)
         except FleetError as error:
-            return self._refuse(HTTPStatus.CONFLICT, str(error))
+            return self.refuse(HTTPStatus.CONFLICT, str(error))
         except (TimeoutError, ServerDied, ValueError, OSError) as error:
-            return self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error) or f"not done within {seconds:g} s")
+            return self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error) or f"not done within {seconds:g} s")
         except Exception as error:  # the root of the request: the log has all of it
             logger.exception("%s %s failed", self.command, self.path)
-            return self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+            return self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
         return self.answer(HTTPStatus.OK, msgspec.json.encode(answer) + b"\n", "application/json")
 
-    def _refuse(self, status: HTTPStatus, why: str) -> None:
+    def refuse(self, status: HTTPStatus, why: str) -> None:
         self.answer(status, msgspec.json.encode({"error": why}) + b"\n", "application/json")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
 import socket
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from transfer_queue.controller.account import BOUNDS, RequestAccount
 from transfer_queue.errors import Disconnected, Invalid
-from transfer_queue.net.keyed_http import MAX_CONNECTIONS
+from transfer_queue.net.keyed_http import KEY_SECONDS, MAX_HEADERS, MAX_STRANGERS, REQUEST_SECONDS
 from transfer_queue.net.messages import PartitionStats, QueueStats, RequestStats, UnitStats
 from transfer_queue.operations.metrics import families
 from transfer_queue.operations.metrics_server import MetricsServer
@@ -95,15 +97,55 @@ def test_a_queue_that_does_not_answer_is_an_error_of_the_scrape(server, text):
     assert ask(server, Authorization=bearer(server)) == (503, "the controller is away\n")
 
 
-def test_connections_that_say_nothing_keep_no_more_than_their_places(server):
+def connected(server: MetricsServer) -> socket.socket:
     host, _, port = server.endpoint.partition(":")
-    silent = [socket.create_connection((host, int(port)), timeout=10) for _ in range(MAX_CONNECTIONS)]
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def test_connections_that_say_nothing_make_room_for_who_has_the_key(server):
+    silent = [connected(server) for _ in range(MAX_STRANGERS)]
     try:
-        with socket.create_connection((host, int(port)), timeout=10) as one_more:
-            assert one_more.recv(1) == b""
+        began = time.monotonic()
+        for _ in range(3):
+            assert ask(server, Authorization=bearer(server)) == (200, "tq_up 1\n")
+        assert time.monotonic() - began < KEY_SECONDS, "it need not wait until they are cut off"
+        assert silent[0].recv(1) == b"", "the oldest made room"
     finally:
         for connection in silent:
             connection.close()
+
+
+def test_connections_that_say_nothing_are_cut_off(server):
+    with connected(server) as silent:
+        began = time.monotonic()
+        assert silent.recv(1) == b""
+        assert time.monotonic() - began < REQUEST_SECONDS
+
+
+def test_who_has_the_key_and_finds_no_place_is_told(server, text, monkeypatch):
+    monkeypatch.setattr("transfer_queue.net.keyed_http.MAX_CONNECTIONS", 0)
+    assert ask(server, Authorization=bearer(server)) == (503, "0 requests are at work; come back later\n")
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"GET / x HTTP/1.1", b"400 Bad Request"),
+        (b"GET / HTTP/9.1", b"505 HTTP Version Not Supported"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * MAX_HEADERS, b"431 Request Header Fields Too Large"),
+        (b"GET / HTTP/1.1" + b"\r\nX: y" * 101, b"431 Request Header Fields Too Large"),
+    ],
+)
+def test_what_is_no_request_is_answered_in_plain_text(server, sent, answer):
+    with connected(server) as connection:
+        connection.sendall(sent + b"\r\n\r\n")
+        told = connection.recv(4096)
+        with contextlib.suppress(OSError):  # what was not read breaks the connection
+            while more := connection.recv(4096):
+                told += more
+    assert answer in told.splitlines()[0]
+    assert b"text/plain" in told
+    assert b"<" not in told
 
 
 # --- what they say ---------------------------------------------------------------------------------------------------

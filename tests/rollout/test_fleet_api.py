@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,42 @@ def test_a_wrong_request_is_told_what_is_wrong(
     def test(ask: Ask, directory: Path, manager: LLMServerManager) -> None:
         got, answer = ask(method, path, body)
         assert (got, says in answer["error"]) == (status, True), answer
+
+    serving(test, tmp_path)
+
+
+WHOLE = b'{"deadline": 1}'
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "says"),
+    [
+        ({"Transfer-Encoding": "chunked"}, b"f\r\n" + WHOLE + b"\r\n0\r\n\r\n", 411, "not in chunks"),
+        ({"Content-Length": "15"}, b"", 400, "the body has 0 bytes, and its Content-Length is 15"),
+        ({"Content-Length": "0, 15"}, WHOLE, 400, "one Content-Length"),
+        ({"Content-Length": "-1"}, WHOLE, 400, "one Content-Length"),
+        ({"Content-Length": "15", "content-length": "0"}, WHOLE, 400, "one Content-Length"),
+        ({"Host": "evil.example"}, b"", 400, "Host"),
+        ({"Authorization": "Bearer x"}, b"", 401, "key"),
+        ({"X": "x" * 70_000}, b"", 431, "Too Large"),
+    ],
+)
+def test_a_body_that_is_not_read_whole_changes_nothing_and_every_refusal_is_json(
+    tmp_path: Path, headers: dict[str, str], body: bytes, status: int, says: str
+) -> None:
+    def test(ask: Ask, directory: Path, manager: LLMServerManager) -> None:
+        key = (directory / KEY_FILE).read_text().strip()
+        host, _, port = (directory / ENDPOINT_FILE).read_text().strip().partition(":")
+        told = {"Host": host, "Authorization": f"Bearer {key}"} | headers
+        lines = [f"{name}: {value}\r\n" for name, value in told.items()]
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall("".join(["POST /servers/server-0/drain HTTP/1.1\r\n", *lines, "\r\n"]).encode() + body)
+            connection.shutdown(socket.SHUT_WR)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json")
+            assert says in json.loads(answer.read())["error"]
+        assert {row["status"] for row in ask("GET", "/servers")[1]["servers"]} == {"serving"}
 
     serving(test, tmp_path)
 
