@@ -21,8 +21,9 @@ from agent_loop.llm.protocol import LLMServer, ServerDied, ServerLoad
 from streamrl.rollout.together import broadcast, each_of
 from streamrl.weight_sync import WeightError, WeightInfo, WeightsMissing
 from streamrl.weight_sync.address import Epochs, is_broadcast
+from streamrl.weight_sync.protocol import check_digest
 from streamrl.weight_sync.shared_memory import publish
-from streamrl.weight_sync.two_phase import SyncRound, TwoPhase
+from streamrl.weight_sync.two_phase import SyncRound, TwoPhase, take
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -172,11 +173,12 @@ class LLMServerManager:
         """A version to one server. Raises what keeps it from taking it (WeightError, ServerDied, TimeoutError)."""
         if not is_broadcast(info.path):
             async with asyncio.timeout(self._policy.deadline):
-                await _answered(server.update_weights(info.path, info.version))
+                await _answered(take(server, info))
             return
         paths, answers = await self._prepare(info, self._policy.deadline, {name: server})
         if isinstance(answer := answers[name], Exception):
             raise answer
+        check_digest(answer, info)
         await self._commit(server, paths[name], info.version)
 
     async def add_server(self, name: str, server: LLMServer) -> None:

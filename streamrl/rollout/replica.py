@@ -24,6 +24,7 @@ from streamrl.rollout.building import build_server
 from streamrl.rollout.events import ServerEvents
 from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.weight_sync import WeightError, WeightInfo, WeightStore
+from streamrl.weight_sync.two_phase import take
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -136,7 +137,7 @@ class RayLLMServer:
             if newest is None or newest == self._seen or newest.version == load.weight_version or self._keeps:
                 return load
             self._seen = newest
-            await self._watched(self._server.update_weights(newest.path, newest.version))
+            await self._watched(take(self._server, newest))
         except WeightError as error:
             logger.warning("%s stays at version %d: %s", self._name, load.weight_version, error)
         return await self._watched(self._server.load())

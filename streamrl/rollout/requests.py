@@ -12,6 +12,11 @@ from typing import Any
 
 from agent_loop.llm.protocol import ContextOverflow, SamplingParams
 
+
+class VersionNotServed(ValueError):
+    """The weights that a request names cannot be had here. No death of the server, which goes on with all others."""
+
+
 MIN_TEMPERATURE = 0.01
 """Beside 0. Below, logits divided by it overflow and every probability is NaN."""
 MAX_ID = 2**31 - 1

@@ -135,7 +135,13 @@ class OlderWeights:
     async def checkpoint_written(self, *, timeout: float = 0.0) -> None: ...
 
     async def load_checkpoint(self, directory: str) -> None:
-        await asyncio.to_thread(lambda: _copy(Path(directory).glob("v*.safetensors"), self._store.directory))
+        await asyncio.to_thread(_bring_back, Path(directory), self._store)
+
+
+def _bring_back(directory: Path, store: WeightStore) -> None:
+    files = list(directory.glob("v*.safetensors"))
+    store.forget_digests(*(file.name for file in files))
+    _copy(files, store.directory)
 
 
 def _copy(files: Iterable[Path], target: Path) -> None:

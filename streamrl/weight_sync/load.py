@@ -38,6 +38,8 @@ class Staged:
     tensors: Mapping[str, Tensor]
     digest: str
     """Empty: of a delta, whose parts have checksums of their own."""
+    base: int | None = None
+    """Of which version the others are; None: all tensors are here."""
 
     def is_of(self, path: str, version: int) -> bool:
         return (self.path, self.version) == (path, version)
@@ -55,7 +57,7 @@ def stage(
     if path.endswith(SUFFIX) and (manifest := read_manifest(path)).base == serves:
         parameters = dict(model.named_parameters())
         try:
-            return Staged(path, version, changed(Path(path), manifest, parameters), "")
+            return Staged(path, version, changed(Path(path), manifest, parameters), "", base=serves)
         except (WeightsDamaged, WeightsMismatch) as error:
             logger.warning("%s is no delta of what is served, all of version %d is read: %s", path, version, error)
     tensors = receiver.receive(path) if receiver and is_broadcast(path) else read_weights(path)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from streamrl.weight_sync.protocol import WeightError, WeightsDamaged, WeightsMissing
+from streamrl.weight_sync.protocol import WeightError, WeightInfo, WeightsDamaged, WeightsMissing, check_digest
 
 
 @runtime_checkable
@@ -32,6 +32,16 @@ class TwoPhase(Protocol):
         """As `update_weights`, with what `prepare_weights` has loaded if that was of the same path and version. Seconds
         in which no token was made for it; None: not known."""
         ...
+
+
+async def take(server: Any, info: WeightInfo) -> None:
+    """A version into one server, by both phases if it has them; not if it has read another checksum than the trainer's.
+    Raises WeightError, and what else keeps it from taking it."""
+    if not isinstance(server, TwoPhase):
+        await server.update_weights(info.path, info.version)
+        return
+    check_digest(await server.prepare_weights(info.path, info.version), info)
+    await server.commit_weights(info.path, info.version)
 
 
 Answer = object

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from agent_loop.llm.protocol import Generation, SamplingParams, ServerDied
+from agent_loop.llm.protocol import Generation, SamplingParams
 from streamrl.rollout.noise import uniforms
+from streamrl.rollout.requests import VersionNotServed
 from streamrl.rollout.torch.batch_engine import BatchEngine, Request
 from streamrl.rollout.torch.invariant import TILE, InvariantDecoder, NotInvariant
 from streamrl.rollout.torch.loading import load_model
@@ -191,7 +192,7 @@ async def test_a_version_that_is_not_kept_is_told_and_others_are_served(
 ) -> None:
     server = TorchServer(model_dirs["llama"], max_model_len=MAX_LEN, weights_dir=str(weights), invariant=True)
     try:
-        with pytest.raises(ServerDied, match="weight version 7 cannot be served"):
+        with pytest.raises(VersionNotServed, match="weight version 7 cannot be served"):
             await server.generate("lost", [1, 2, 3], pinned(7))
         assert set((await server.generate("kept", [1, 2, 3], pinned(1))).weight_versions) == {1}
     finally:

@@ -142,7 +142,7 @@ def test_no_prefix_is_reused_under_newer_weights(model_dirs: dict[str, str]) -> 
     target = engine(model_dirs["qwen2"])
     target.submit(request("a", list(range(20)), SamplingParams(max_tokens=5)))
     run(target)
-    target.version += 1
+    target.version = target.newest = 1
     target.submit(request("b", list(range(20)), SamplingParams(max_tokens=5)))
     run(target)
     assert target.tokens_reused == 0

@@ -42,14 +42,21 @@ from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.expected_weights import ExpectedWeights
 from streamrl.rollout.loop_thread import LoopThread
 from streamrl.rollout.noise import Streams
-from streamrl.rollout.requests import check_open_ids, check_progress, check_request, check_scored, check_weights
+from streamrl.rollout.requests import (
+    VersionNotServed,
+    check_open_ids,
+    check_progress,
+    check_request,
+    check_scored,
+    check_weights,
+)
 from streamrl.rollout.sglang.calls import SglangCalls
 from streamrl.rollout.sglang.options import Cuts, SglangOptions
 from streamrl.rollout.sglang.process import SglangProcess
 from streamrl.rollout.sglang.wire import Refused, SglangHttp
 from streamrl.rollout.weights_view import WeightsView
-from streamrl.weight_sync import WeightsMissing, WeightStore
-from streamrl.weight_sync.digest import weights_digest
+from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsMissing, WeightStore
+from streamrl.weight_sync.digest import checked_digest, weights_digest
 from streamrl.weight_sync.shared_memory import read_weights
 
 if TYPE_CHECKING:
@@ -96,9 +103,7 @@ class SglangServer:
         check_request(request_id, prompt_ids, sampling, max_model_len=self._max_len, vocab_size=self._vocab_size)
         self._cuts.check(sampling)
         if sampling.weight_version is not None:
-            raise ValueError(
-                "SGLang serves the newest weights; a request that names a version needs rollout.name=torch"
-            )
+            raise VersionNotServed("SGLang serves the newest weights; who names a version needs rollout.name=torch")
         seed = derive_seed(*self._streams.of(sampling.seed))
         return await self._on_loop(self._calls.generate(request_id, list(prompt_ids), sampling, seed))
 
@@ -215,9 +220,11 @@ class SglangServer:
     async def _load_newest(self, calls: SglangCalls) -> None:
         while self._store and (newest := self._store.latest()):
             try:
+                if newest.digest:
+                    await asyncio.to_thread(_check_digest, newest)
                 await self._give(calls, newest.path, newest.version)
                 return
-            except WeightsMissing:
+            except (WeightsMissing, WeightsDamaged):
                 if self._store.latest() == newest:  # else it was retired meanwhile, and a newer one is there
                     raise
         if self._process is None:  # whose weights it has is not known
@@ -267,6 +274,11 @@ class SglangServer:
             self._calls.check_alive()
             raise ServerDied("the server was closed")
         return await self._thread.call(work)
+
+
+def _check_digest(info: WeightInfo) -> None:
+    """Raises WeightError."""
+    checked_digest(read_weights(info.path), info)
 
 
 def _vocab_size(model_path: str) -> int:

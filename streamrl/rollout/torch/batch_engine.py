@@ -71,7 +71,8 @@ class Request:
 class BatchEngine:
     """Invariants: running requests are rows 0..n-1 with n <= slots; every submitted request is returned exactly once,
     by `step` or `abort`; a token carries the version of the weights it was sampled with. An `invariant` engine gives
-    every request the same bits whoever runs beside it; a request that names a version waits for it."""
+    every request the same bits whoever runs beside it; a request that names a version waits for it, and one that names
+    none for the newest, if another is served just now."""
 
     def __init__(
         self, model: nn.Module, *, slots: int, max_len: int, version: int = 0, invariant: bool = False,
@@ -81,6 +82,8 @@ class BatchEngine:
         kept = min(2 * slots, KEPT_BYTES // (bytes_per_token(model) * max_len))
         self.model = model
         self.slots, self.max_len, self.version, self.invariant = slots, max_len, version, invariant
+        self.newest = version
+        """That requests get which name none. `version`: that the model has just now."""
         self.decoder = (InvariantDecoder if invariant else Decoder)(model, slots + kept, max_len)
         self.prefixes = PrefixIndex(slots, kept, max_len)
         self.running: list[Request] = []
@@ -109,17 +112,19 @@ class BatchEngine:
 
     @property
     def turn(self) -> int | None:
-        """The version that waits to be served: the oldest that a waiting request names."""
-        named = [r.sampling.weight_version for r in self.waiting if r.sampling.weight_version is not None]
-        return min(named, default=None)
+        """The version that waits to be served: the oldest that a waiting request is to get."""
+        return min({self._wanted_by(request) for request in self.waiting}, default=None)
+
+    def _wanted_by(self, request: Request) -> int:
+        named = request.sampling.weight_version
+        return self.newest if named is None else named
 
     def _may_join(self) -> list[Request]:
         """The waiting requests that these weights may serve; none while an older version waits for its turn."""
         turn = self.turn
-        if turn is None:
-            return list(self.waiting)
-        allowed = (None, self.version) if turn >= self.version else ()
-        return [r for r in self.waiting if r.sampling.weight_version in allowed]
+        if turn is None or turn < self.version:
+            return []
+        return [request for request in self.waiting if self._wanted_by(request) == self.version]
 
     def abort(self, ids: Iterable[str] | None) -> list[Request]:
         """End these (None: all) with the tokens they have."""

@@ -30,14 +30,22 @@ from torch import Tensor
 from agent_loop.llm.protocol import Generation, SamplingParams, Scores, ServerDied, ServerLoad, refuse_images, since
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.noise import Streams, uniforms
-from streamrl.rollout.requests import check_open_ids, check_progress, check_request, check_scored, check_weights
+from streamrl.rollout.requests import (
+    VersionNotServed,
+    check_open_ids,
+    check_progress,
+    check_request,
+    check_scored,
+    check_weights,
+)
 from streamrl.rollout.torch.batch_engine import BatchEngine, Request
 from streamrl.rollout.torch.loading import load_model
 from streamrl.rollout.torch.scoring import SCORE_TOKENS, ScoreQueue, ScoreRequest
-from streamrl.weight_sync import WeightError, WeightsMissing, WeightStore
+from streamrl.weight_sync import WeightError, WeightInfo, WeightsMissing, WeightStore
 from streamrl.weight_sync.address import is_broadcast
 from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.load import Staged, copy_into, load_into, stage
+from streamrl.weight_sync.protocol import check_digest
 
 if TYPE_CHECKING:
     from streamrl.weight_sync.collective import Receiver
@@ -82,21 +90,23 @@ class TorchServer:
     ) -> None:
         """Load the model, then the newest weights of `weights_dir` if there are any; ready to serve on return.
 
-        `invariant`: a request's tokens do not depend on the batch (invariant.py), and one that names a
-        weight version gets it, in its turn, from `weights_dir`. Raises ValueError (path, dtype, limits),
-        UnsupportedModel, WeightError, NotInvariant.
+        A request that names a weight version gets it, in its turn, from `weights_dir`; all others get the newest.
+        `invariant`: a request's tokens do not depend on the batch (invariant.py). Raises ValueError (path, dtype,
+        limits), UnsupportedModel, WeightError, NotInvariant.
         """
         model = load_model(model_path, device=device, dtype=dtype, max_model_len=max_model_len)
         self._store = WeightStore(weights_dir) if weights_dir else None
         newest = self._store.read_latest() if self._store else None
         if newest:
             load_into(model, newest[1])
-        self._newest = newest[0].version if newest else 0
+        self._newest = newest[0] if newest else WeightInfo(0, "", 0)
+        self._later: Staged | None = None
+        """The newest, while another version has its turn; None: it is in a file."""
         self._staged: Staged | None = None
         self._receiver: Receiver | None = None
         self._report = Reporter(server, events)
         self._engine = BatchEngine(
-            model, slots=max_num_seqs, max_len=max_model_len, version=self._newest, invariant=invariant,
+            model, slots=max_num_seqs, max_len=max_model_len, version=self._newest.version, invariant=invariant,
             on_first_token=self._report.first_token,
         )  # fmt: skip
         self._scores = ScoreQueue(model, max_tokens=max_score_tokens)
@@ -116,7 +126,7 @@ class TorchServer:
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, images: Sequence[bytes] = ()
     ) -> Generation:
-        """One call; cancelling it frees its slot. Raises ServerDied, ContextOverflow, ValueError."""
+        """One call; cancelling it frees its slot. Raises ServerDied, ContextOverflow, VersionNotServed, ValueError."""
         self._check_alive()
         refuse_images(self, images)
         engine = self._engine
@@ -230,7 +240,7 @@ class TorchServer:
             running=len(engine.running),
             waiting=max(0, len(self._open) - len(engine.running)) + len(self._scoring),
             slots=engine.slots,
-            weight_version=self._newest,
+            weight_version=engine.newest,
             tokens_generated=engine.tokens_generated,
             prompt_tokens=engine.tokens_prefilled + engine.tokens_reused,
             cached_tokens=engine.tokens_reused,
@@ -258,7 +268,8 @@ class TorchServer:
             while self._receive():
                 began = time.monotonic()
                 self._take_turn()
-                scored = self._scores.step(self._engine.version)
+                current = self._engine.version == self._engine.newest
+                scored = self._scores.step(self._engine.version) if current else []
                 ended = self._engine.step() if self._engine.has_work else []
                 self._last_step = time.monotonic()
                 self._report.busy(
@@ -278,6 +289,8 @@ class TorchServer:
     def _receive(self) -> bool:
         """Do what the inbox holds; wait while there is nothing to step. False once closing."""
         while True:
+            if self._engine.version != self._engine.newest and not (self._has_work or self._engine.invariant):
+                self._serve_newest()  # a deterministic run names a version with each request, and waits for that
             with self._wake:
                 if not self._closing and not self._inbox and (self._stands or not self._has_work):
                     self._report.idle()
@@ -330,10 +343,37 @@ class TorchServer:
         return len(gone)
 
     def _update(self, staged: Staged) -> float:
-        self._newest = staged.version
-        if self._engine.invariant and self._engine.has_work:  # then the version is loaded in its turn
-            return 0.0
+        engine = self._engine
+        if staged.base not in (None, engine.version):  # another version has had its turn since it was prepared
+            staged = stage(engine.model, staged.path, staged.version)
+        self._newest, self._later = WeightInfo(staged.version, staged.path, 0, digest=staged.digest), staged
+        engine.newest = staged.version
+        if engine.has_work if engine.invariant else any(r.sampling.weight_version is not None for r in engine.running):
+            return 0.0  # it is loaded in its turn
+        return self._serve_newest()
+
+    def _serve_newest(self) -> float:
+        """What goes wrong here, but for an update, is the end of the engine: it could serve nobody."""
+        staged, self._later = self._later, None
+        if staged is None or staged.base not in (None, self._engine.version):
+            staged = self._read(self._newest)
         return self._serve(staged.tensors, staged.version)
+
+    def _serve_older(self, version: int) -> None:
+        """For those that name it. Raises WeightError."""
+        if self._store is None:
+            raise WeightsMissing("this server has no weights_dir from which it could load another version")
+        if not self._newest.path or is_broadcast(self._newest.path):
+            raise WeightsMissing("the newest weights are in no file, from which it could load them again afterwards")
+        path = str(self._store.path(version))
+        staged = self._read(WeightInfo(version, path, 0, digest=self._store.digest_of(path)))
+        self._serve(staged.tensors, version)
+
+    def _read(self, info: WeightInfo) -> Staged:
+        """All of it, if its checksum is what it was. Raises WeightError."""
+        staged = stage(self._engine.model, info.path, info.version)
+        check_digest(staged.digest, info)
+        return staged
 
     def _serve(self, tensors: Mapping[str, Tensor], version: int) -> float:
         began = time.monotonic()
@@ -346,19 +386,25 @@ class TorchServer:
     def _take_turn(self) -> None:
         """Once no request runs, load the version that waits to be served; who names one that is not kept is told."""
         engine = self._engine
-        while not engine.running and (turn := engine.turn) is not None and turn != engine.version:
+        while not engine.running and (turn := self._turn) is not None and turn != engine.version:
+            if turn == engine.newest:
+                self._serve_newest()
+                return
             try:
-                if self._store is None:
-                    raise WeightsMissing("this server has no weights_dir from which it could load another version")
-                staged = stage(engine.model, str(self._store.path(turn)), turn)
-                self._serve(staged.tensors, turn)
+                self._serve_older(turn)
                 return
             except WeightError as error:
                 refused = [r for r in engine.waiting if r.sampling.weight_version == turn]
                 engine.abort([r.id for r in refused])
                 for request in refused:
                     self._forget(request)
-                    _settle(request.owner, error=ServerDied(f"weight version {turn} cannot be served: {error}"))
+                    _settle(request.owner, error=VersionNotServed(f"weight version {turn} cannot be served: {error}"))
+
+    @property
+    def _turn(self) -> int | None:
+        """The version whose turn it is; rows are scored by the newest."""
+        turn = self._engine.turn
+        return self._engine.newest if turn is None and self._scores.waiting else turn
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused

@@ -36,11 +36,12 @@ from agent_loop.llm.protocol import (
 )
 from streamrl.rollout.events import Reporter, ServerEvents
 from streamrl.rollout.expected_weights import ExpectedWeights
-from streamrl.rollout.requests import check_open_ids, check_progress, check_request, check_weights
+from streamrl.rollout.requests import VersionNotServed, check_open_ids, check_progress, check_request, check_weights
 from streamrl.rollout.vllm.calls import Cache, VllmCalls
 from streamrl.rollout.vllm.options import VllmOptions, engine_args, environment
 from streamrl.rollout.vllm.request import TEMPERATURES
-from streamrl.weight_sync import WeightsMissing, WeightStore
+from streamrl.weight_sync import WeightsDamaged, WeightsMissing, WeightStore
+from streamrl.weight_sync.protocol import check_digest
 
 if TYPE_CHECKING:
     from streamrl.rollout.server_config import RolloutServerConfig
@@ -126,7 +127,7 @@ class VllmServer:
         if sampling.temperature and not low <= sampling.temperature <= high:
             raise ValueError(f"temperature {sampling.temperature:g}: vLLM takes 0, or {low:g} to {high:g}")
         if sampling.weight_version is not None:
-            raise ValueError("vLLM serves the newest weights; a request that names a version needs rollout.name=torch")
+            raise VersionNotServed("vLLM serves the newest weights; who names a version needs rollout.name=torch")
         return await self._on_engine(self._calls.generate(request_id, list(prompt_ids), sampling))
 
     async def progress(self, have: Mapping[str, int]) -> dict[str, Generation]:
@@ -224,9 +225,10 @@ class VllmServer:
         await calls.start()
         while self._store and (newest := self._store.latest()):
             try:
+                check_digest(await calls.prepare(newest.path, newest.version), newest)
                 await calls.commit(newest.path, newest.version)
                 return
-            except WeightsMissing:
+            except (WeightsMissing, WeightsDamaged):
                 if self._store.latest() == newest:  # else it was retired meanwhile, and a newer one is there
                     raise
 
