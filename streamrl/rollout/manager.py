@@ -184,7 +184,7 @@ class LLMServerManager:
     async def add_server(self, name: str, server: LLMServer) -> None:
         """It gets every version from now on, and has the one in service on return; no update overtakes this. Raises
         what keeps it from loading that (WeightError, ServerDied, TimeoutError)."""
-        async with self._updating, asyncio.timeout(UPDATE_SECONDS):
+        async with self._updating, asyncio.timeout(LOAD_SECONDS + 2 * self._policy.deadline):  # two phases
             load, info = await server.load(), self._latest
             self._sense.check_load(load, name)
             if info is not None and load.weight_version != info.version:
@@ -221,7 +221,7 @@ class LLMServerManager:
             await self._all(lambda server: _keep_weights(server, False), LOAD_SECONDS, servers)
             if (info := self._missed) is not None:
                 self._missed = None
-                await self._update(info, UPDATE_SECONDS, servers)
+                await self._update(info, self._policy.deadline, servers)
 
     async def _update(self, info: WeightInfo, deadline: float, servers: Mapping[str, LLMServer]) -> UpdateReport:
         now = asyncio.get_running_loop().time

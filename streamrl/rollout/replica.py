@@ -17,9 +17,11 @@ import os
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_loop.llm.protocol import CannotScore, Generation, SamplingParams, Scores, ServerDied, ServerLoad
+from streamrl.process_log import write_to
 from streamrl.rollout.building import build_server
 from streamrl.rollout.events import ServerEvents
 from streamrl.rollout.server_config import RolloutServerConfig
@@ -29,11 +31,11 @@ from streamrl.weight_sync.two_phase import take
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-START_SECONDS = 180.0
-"""Importing torch and loading a model on a busy machine; beyond it the placement or the path is wrong."""
 CONTROL_SECONDS = 60.0
 """For abort, pause, resume, load and pid; they wait for one decode step at most."""
 CLOSE_SECONDS = 20.0
+UPDATE_MARGIN = 60.0
+"""Beyond `update_timeout`, within which the manager has given up and said so."""
 ANSWER_SECONDS = 86_400.0
 """For a generation or score. Its client gives up long before (agent_loop.llm.client.Patience)."""
 LAST_WORDS_SECONDS = 0.2
@@ -50,6 +52,8 @@ class RayLLMServer:
     """
 
     def __init__(self, config: RolloutServerConfig) -> None:
+        if config.log_dir:
+            write_to(Path(config.log_dir) / f"{config.server}.log")
         self._name, self._closing, self._keeps = config.server, False, False
         self._store = WeightStore(config.weights_dir) if config.weights_dir else None
         self._awaits = config.awaits_weights
@@ -197,8 +201,14 @@ class RayServerHandle:
     A dead, restarting or unreachable actor is ServerDied; what the server itself raises is raised here as it was.
     """
 
-    def __init__(self, actor: Any, server: str, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self, actor: Any, server: str, config: RolloutServerConfig | None = None, *,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:  # fmt: skip
+        config = config or RolloutServerConfig()
         self._actor, self.server, self._answer_seconds = actor, server, answer_seconds
+        self._start_seconds, self._update_seconds = config.start_timeout, config.update_timeout + UPDATE_MARGIN
+        self._log = f"{config.log_dir}/{server}.log" if config.log_dir else "its log, among Ray's"
 
     @property
     def identity(self) -> object:
@@ -228,15 +238,15 @@ class RayServerHandle:
         return await self._answer("abort", self._actor.abort.remote(request_ids))
 
     async def update_weights(self, path: str, version: int) -> None:
-        await self._answer("update_weights", self._actor.update_weights.remote(path, version), START_SECONDS)
+        await self._answer("update_weights", self._actor.update_weights.remote(path, version), self._update_seconds)
 
     async def prepare_weights(self, path: str, version: int) -> str | None:
         call = self._actor.prepare_weights.remote(path, version)
-        return await self._answer("prepare_weights", call, START_SECONDS)
+        return await self._answer("prepare_weights", call, self._update_seconds)
 
     async def commit_weights(self, path: str, version: int) -> float | None:
         call = self._actor.commit_weights.remote(path, version)
-        return await self._answer("commit_weights", call, START_SECONDS)
+        return await self._answer("commit_weights", call, self._update_seconds)
 
     async def weights_checksum(self) -> str | None:
         return await self._answer("weights_checksum", self._actor.weights_checksum.remote())
@@ -283,11 +293,32 @@ class RayServerHandle:
         except TimeoutError as error:
             if isinstance(error, RayTaskError):
                 raise error.cause from None
-            raise ServerDied(f"{self.server} gave no answer to {what} within {seconds:.0f} s; see its log") from None
+            raise ServerDied(
+                f"{self.server} gave no answer to {what} within {seconds:.0f} s; see {self._log}"
+            ) from None
         except RayTaskError as error:
             raise error.cause from None
         except RayError as error:
-            raise ServerDied(f"{self.server} is gone ({type(error).__name__}); Ray is starting it again") from error
+            raise ServerDied(
+                f"{self.server} is gone ({type(error).__name__}; see {self._log}); Ray is starting it again"
+            ) from error
+
+    async def started(self) -> None:
+        """Returns once it serves. Raises what kept it from starting, or ServerDied."""
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                await self._actor.ready.remote()
+        except RayTaskError as error:  # what the server raised, a TimeoutError of its own, too
+            raise error.cause from None
+        except TimeoutError:
+            raise ServerDied(
+                f"{self.server} did not start within {self._start_seconds:.0f} s "
+                f"(actor_rollout_ref.rollout.start_timeout); see {self._log}"
+            ) from None
+        except RayError as error:
+            raise ServerDied(f"{self.server} did not start (see {self._log}): {error}") from error
 
 
 async def start_ray_servers(
@@ -312,9 +343,9 @@ async def start_ray_servers(
     for name, config in configs.items():
         options["num_gpus"] = _devices(config) if config.device.startswith("cuda") else 0
         options["max_concurrency"] = OTHER_CALLS + CALLS_PER_SLOT * config.max_num_seqs
-        handles[name] = RayServerHandle(actor.options(**options).remote(replace(config, server=name)), name)
+        handles[name] = RayServerHandle(actor.options(**options).remote(replace(config, server=name)), name, config)
     try:
-        await asyncio.gather(*(_started(handle) for handle in handles.values()))
+        await asyncio.gather(*(handle.started() for handle in handles.values()))
     except BaseException:
         for handle in handles.values():
             ray.kill(handle._actor)
@@ -330,17 +361,3 @@ def _devices(config: RolloutServerConfig) -> int:
     if config.name == "sglang":
         return SglangOptions.of(config.sglang).devices
     return VllmOptions.of(config.vllm).devices if config.name == "vllm" else 1
-
-
-async def _started(handle: RayServerHandle) -> None:
-    from ray.exceptions import RayError, RayTaskError
-
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            await handle._actor.ready.remote()
-    except TimeoutError:
-        raise ServerDied(f"{handle.server} did not start within {START_SECONDS:.0f} s; see its log") from None
-    except RayTaskError as error:
-        raise error.cause from None
-    except RayError as error:
-        raise ServerDied(f"{handle.server} did not start: {error}") from error

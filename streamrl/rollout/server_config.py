@@ -32,5 +32,11 @@ class RolloutServerConfig:
     server: str = "server-0"
     """The name by which events and loads tell this server from others."""
     events_dir: str | None = None
+    log_dir: str | None = None
+    """As a Ray actor it writes what it prints and logs to `<server>.log` there; None: Ray's own file."""
+    start_timeout: float = 180.0
+    """Seconds for it to start, as a Ray actor."""
+    update_timeout: float = 120.0
+    """Seconds that whoever gives it a version waits for each phase; past them the actor is given up, too."""
     invariant: bool = False
     """A request's tokens do not depend on the batch, and it may name the weight version that samples it."""

@@ -116,7 +116,7 @@ def _start_ranks(config: StreamRLConfig, run: RunDirectory, address: dict[str, s
     pool = pools.get_resource_pool(Role.ActorRolloutRef)
     workers = settings.rank_workers(config, run, {"actor": address, "critic": address})
     group = RayWorkerGroup(
-        pool, workers, name="ranks", start_timeout=settings.RANK_START_SECONDS, log_dir=str(run.path / LOGS)
+        pool, workers, name="ranks", start_timeout=config.trainer.start_timeout, log_dir=str(run.path / LOGS)
     )
     for view in group.spawn().values():
         view.init_model()
@@ -153,7 +153,7 @@ async def _fleet(
     config: StreamRLConfig, run: RunDirectory, manager: LLMServerManager, agents: AgentLoopManager
 ) -> AsyncIterator[None]:
     """The fleet beats, and can be asked (`streamrl servers`)."""
-    first = set(manager.servers)
+    first, rollout = set(manager.servers), config.actor_rollout_ref.rollout
 
     async def start(name: str) -> RayServerHandle:
         number = name.rpartition("-")[2]
@@ -161,7 +161,13 @@ async def _fleet(
         return (await start_ray_servers({name: settings.rollout_server(config, run, replica)}))[name]
 
     fleet = Fleet(manager, lambda: agents.workers, start=start)
-    api = FleetApi(fleet, run.path / KEY_FILE, run.path / ENDPOINT_FILE)
+    api = FleetApi(
+        fleet,
+        run.path / KEY_FILE,
+        run.path / ENDPOINT_FILE,
+        start_seconds=rollout.start_timeout,
+        update_seconds=2 * rollout.weight_sync.timeout,
+    )
     beating = asyncio.create_task(fleet.run(), name="fleet")
     beating.add_done_callback(_note_fault)
     try:

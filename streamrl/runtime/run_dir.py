@@ -4,7 +4,7 @@ config.yaml      the resolved configuration; those before a resume that changed 
 metrics.jsonl    one line per step            batches.jsonl   what was trained, by the trainer's own account
 events/          one event log per process    summary.json    the outcome, with its `status`
 checkpoints/     global_step_<k>/             queue/          the queue's journal, keys and address
-trainer.log      of the trainer's process     logs/           of agent workers and ranks: what the user's code printed
+trainer.log      of the trainer's process     logs/           of agent workers, ranks, servers, and a user's code there
 lock             held by the live run
 """
 
@@ -32,7 +32,7 @@ from streamrl.errors import UserError
 FINISHED = "finished"
 
 LOGS = "logs"
-"""Of a run directory: a file per agent worker and training rank."""
+"""Of a run directory: a file per agent worker, training rank and LLM server."""
 
 MANIFEST = "manifest.json"
 """Of a checkpoint, which has a config.yaml as well."""

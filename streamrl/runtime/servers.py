@@ -18,7 +18,9 @@ from streamrl.errors import UserError, one_line
 KEY_FILE, ENDPOINT_FILE = "servers.key", "servers.endpoint"
 """Of a run directory, while it runs: what streamrl.rollout.fleet_api asks for, and where it listens."""
 PATIENCE = 600.0
-"""For one answer, beside the deadline of a drain: a server that starts loads a model."""
+"""For one answer, beside the deadline of a drain."""
+START_PATIENCE = 86_400.0
+"""For a server to start: the run knows how long that may take (rollout.start_timeout), and answers then."""
 DRAIN_SECONDS = 60.0
 
 
@@ -68,7 +70,7 @@ def ask(run_dir: Path, options: argparse.Namespace) -> dict[str, Any]:
         case "list":
             return _request(run_dir, "GET", "/servers")
         case "add":
-            return _request(run_dir, "POST", "/servers", {"name": options.name})
+            return _request(run_dir, "POST", "/servers", {"name": options.name}, START_PATIENCE)
         case "drain":
             place, seconds = f"/servers/{quote(options.name, safe='')}/drain", options.deadline
             return _request(run_dir, "POST", place, {"deadline": seconds}, seconds)

@@ -14,7 +14,7 @@ from agent_loop.worker import WorkerConfig
 from streamrl.config import StreamRLConfig
 from streamrl.config.sections.algorithm import RemoteModelConfig
 from streamrl.recording.record import DIRECTORY
-from streamrl.runtime.run_dir import RunDirectory
+from streamrl.runtime.run_dir import LOGS, RunDirectory
 from streamrl.single_controller import ClassWithInitArgs, ResourcePoolManager, Role
 from streamrl.weight_sync.leftovers import PREFIX
 
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from streamrl.rollout.manager import SyncPolicy
     from streamrl.rollout.server_config import RolloutServerConfig
 
-RANK_START_SECONDS = 180.0
-"""Ranks import torch and load the model; on a busy machine of two cores that takes a while."""
-
+SGLANG_MARGIN = 0.95
+"""Of the time that a server has to start: SGLang's own start ends before, and says why."""
 
 SHARED = Path("/dev/shm")
 
@@ -137,9 +136,13 @@ def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> R
         | {
             "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
             "data_parallel_size": rollout.data_parallel_size,
+            "start_seconds": rollout.start_timeout * SGLANG_MARGIN,
         },
         server=f"server-{replica}",
         events_dir=str(run.path / "events"),
+        log_dir=str(run.path / LOGS),
+        start_timeout=rollout.start_timeout,
+        update_timeout=rollout.weight_sync.timeout,
         invariant=config.trainer.deterministic,
     )
 
@@ -176,6 +179,8 @@ def teacher_servers(config: StreamRLConfig, run: RunDirectory) -> dict[str, Roll
         device=config.trainer.device,
         sim=rollout.sim,
         events_dir=str(run.path / "events"),
+        log_dir=str(run.path / LOGS),
+        start_timeout=rollout.start_timeout,
     )
     names = [f"teacher-{i}" for i in range(teacher.num_replicas)]
     return {name: replace(served, server=name) for name in names}

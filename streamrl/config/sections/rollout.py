@@ -178,6 +178,8 @@ class RolloutConfig:
     and the run's events (docs/rollout.md#another-kind-of-server)."""
     num_replicas: PositiveInt = 1
     """LLM servers."""
+    start_timeout: PositiveFloat = 180.0
+    """Seconds for one to start: libraries, the model, compilation. Large models need more."""
     n: GroupSize = 8
     """Samples per prompt."""
     temperature: Temperature = 1.0

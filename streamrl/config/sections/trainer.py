@@ -85,6 +85,8 @@ class TrainerConfig:
     """Names the run directory, <runs_dir>/<time>-<project_name>-<experiment_name>, as far as they are given."""
     experiment_name: Name = "run"
     """Where neither is given, the model's directory names the run."""
+    start_timeout: PositiveFloat = 180.0
+    """Seconds for the training ranks to start. Those of servers: rollout.start_timeout."""
     nnodes: PositiveInt = 1
     n_gpus_per_node: PositiveInt = 1
     """Training ranks per node; with device=cpu a rank is one process with one thread."""

@@ -50,7 +50,7 @@ class SglangOptions:
     release_memory: bool | None = None
     """Whether sleep gives up the cache's memory (--enable-memory-saver); None: on CUDA."""
     start_seconds: float = 170.0
-    """For a server to start; below the deadline of the actor that holds it (replica.START_SECONDS)."""
+    """For a server to start; below the deadline of the actor that holds it (RolloutServerConfig.start_timeout)."""
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments by their names in SGLang's command line, e.g. {"mem_fraction_static": 0.6}; True is a flag."""
     env: Mapping[str, str] = field(default_factory=dict)
