@@ -194,7 +194,8 @@ class RemoteHttp:
         with contextlib.suppress(ValueError, RecursionError):
             if told := msgspec.json.decode(raw, type=_Told).error:
                 code = told.get("code") if isinstance(told, dict) else None
-                return self._no(path, code if isinstance(code, int) else 503, self._shown(raw), asked)
+                status = code if isinstance(code, int) and 400 <= code < 600 else 503
+                return self._no(path, status, self._shown(raw), asked)
         return _Failed(f"{misfit}; it begins {self._shown(raw, 100)!r}", invalid=True)
 
     def _no(self, path: str, status: int, said: str, asked: float | None) -> _Failed:

@@ -107,13 +107,17 @@ async def test_a_date_of_return_that_is_none_is_not_waited_for(remote: Remote) -
     assert "4 tries failed; the last: 503" in str(error)
 
 
-async def test_an_error_with_status_200_is_told_and_asked_again_unless_it_is_the_askers(remote: Remote) -> None:
-    error = await refused(remote, {"error": {"message": "overloaded"}})
+@pytest.mark.parametrize("code", [None, "overloaded", True, 10**30, 529])
+async def test_an_error_with_status_200_is_told_and_asked_again(remote: Remote, code: Any) -> None:
+    error = await refused(remote, {"error": {"message": "overloaded", "code": code}})
     assert isinstance(error, RemoteUnavailable)
     assert "overloaded" in str(error)
     assert len(remote.seen) == 4
+
+
+async def test_an_error_with_status_200_that_is_the_askers_is_not_asked_again(remote: Remote) -> None:
     error = await refused(remote, {"error": {"message": "no such model", "code": 404}})
-    assert (type(error), error.status, len(remote.seen)) == (RemoteRefused, 404, 5)
+    assert (type(error), error.status, len(remote.seen)) == (RemoteRefused, 404, 1)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("-inf"), -1e30, 5.0, "abc", None])
