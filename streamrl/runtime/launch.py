@@ -92,7 +92,9 @@ def _dashboard(config: StreamRLConfig, run: RunDirectory, console: Console) -> A
     from streamrl.dashboard.beside import dashboard_beside
 
     return dashboard_beside(
-        run.path, config.monitor.dashboard.port, lambda line: console.print(line, soft_wrap=True, markup=False)
+        run.path,
+        config.monitor.dashboard.port,
+        lambda line: console.print(line, soft_wrap=True, markup=False, highlight=False),
     )
 
 
