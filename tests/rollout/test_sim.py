@@ -40,7 +40,7 @@ def test_an_update_stamps_by_the_time_of_each_token_and_stands_generation_still(
         server = SimServer(SimConfig(token_seconds=1.0, update_seconds=5.0))
         task = ask(server, "r", 10)
         await asyncio.sleep(3.5)
-        await server.update_weights("", 4)
+        await server.update_weights("unused", 4)
         assert asyncio.get_running_loop().time() == pytest.approx(8.5)
         got = await task
         assert got.weight_versions == [0] * 3 + [4] * 7
@@ -138,7 +138,7 @@ def test_reported_spans_add_up_to_busy_time_and_tokens_and_do_not_overlap() -> N
         for _ in range(3):
             await asyncio.gather(*(ask(server, f"r{i}", 7 + i) for i in range(9)))
             await asyncio.sleep(5)
-        await server.update_weights("", 1)
+        await server.update_weights("unused", 1)
         load = await server.load()
         await server.close()
         busy = [(start, end, fields) for name, start, end, fields in events.spans if name == "server_busy"]
