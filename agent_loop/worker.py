@@ -50,6 +50,8 @@ class WorkerConfig:
     """Directory with the tokenizer, the chat template and, of a model for images, the processor."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, as enable_thinking."""
+    vocab_size: int | None = None
+    """Of the model: no LLM server may answer a token beyond; None: not known."""
     partitions: tuple[str, ...] = ("train", "val")
     max_sessions: int = 64
     """Sessions that run at the same time."""

@@ -13,6 +13,7 @@ from zlib import crc32
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from agent_loop.llm.answers import Sense
 from agent_loop.llm.client import Patience, RoutedClient
 from agent_loop.llm.fleet import FleetNews
 from agent_loop.llm.protocol import LLMServer
@@ -53,7 +54,9 @@ class AgentWorkerActor:
         self._events = EventLog(Path(run_dir) / "events", name)
         self._queue = await QueueClient.connect(address, name=name)
         router = Router(servers, offset=crc32(name.encode()))  # not the one at which every worker's ties begin
-        self._llm = RoutedClient(servers, patience=Patience(answer=config.answer_timeout), router=router)
+        self._llm = RoutedClient(
+            servers, patience=Patience(answer=config.answer_timeout), router=router, sense=Sense(config.vocab_size)
+        )
         self._teacher = RoutedClient(teachers) if teachers else None
         self._worker = AgentLoopWorker(
             self._queue, self._llm, config, name=name, on_span=self._events.span_at, teacher=self._teacher

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from agent_loop.llm.answers import Sense
 from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.client import Patience, RoutedClient
 from agent_loop.manager import AgentLoopManager, TaskSpawner
@@ -96,10 +97,11 @@ def _start_rollout(
     worker_config = settings.agent_worker(config, virtual_clock=is_virtual(config))
     chat = ChatTokenizer.from_pretrained(worker_config.model_path, worker_config.template_kwargs)
 
-    awake = AwakeTime()
+    awake, sense = AwakeTime(), Sense(worker_config.vocab_size)
 
     async def make(name: str) -> AgentLoopWorker:
-        llm = RoutedClient(servers, patience=Patience(answer=worker_config.answer_timeout), awake=awake)
+        patience = Patience(answer=worker_config.answer_timeout)
+        llm = RoutedClient(servers, patience=patience, awake=awake, sense=sense)
         stack.push_async_callback(llm.close)
         teacher = RoutedClient(teachers.servers) if teachers else None
         if teacher:
@@ -111,7 +113,7 @@ def _start_rollout(
 
     workers = config.actor_rollout_ref.rollout.agent.num_workers
     manager = LLMServerManager(servers, settings.sync_policy(config))
-    manager.on_turn = awake.tell
+    manager.on_turn, manager.on_newest = awake.tell, sense.tell_newest
     return manager, AgentLoopManager(TaskSpawner(make), local.client("manager"), workers)
 
 

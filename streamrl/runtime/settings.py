@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -84,6 +85,7 @@ def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> Work
     return WorkerConfig(
         model_path=config.actor_rollout_ref.model.tokenizer_path or config.actor_rollout_ref.model.path,
         template_kwargs=data.apply_chat_template_kwargs,
+        vocab_size=_vocab_size(config),
         max_sessions=rollout.agent.max_sessions,
         session_timeout=rollout.agent.session_timeout,
         default_agent_loop=rollout.agent.default_agent_loop,
@@ -107,6 +109,17 @@ def agent_worker(config: StreamRLConfig, *, virtual_clock: bool = False) -> Work
         ),
         seed=config.trainer.seed if rollout.seed is None else rollout.seed,
     )
+
+
+def _vocab_size(config: StreamRLConfig) -> int | None:
+    """As the model's own config says it; simulated servers may speak another one."""
+    if config.actor_rollout_ref.rollout.name == "sim":
+        return None
+    try:
+        told = json.loads(Path(config.actor_rollout_ref.model.path, "config.json").read_text())
+        return int((told.get("text_config") or told)["vocab_size"])
+    except (OSError, KeyError, ValueError):  # whoever loads the model says what is wrong with it
+        return None
 
 
 def rollout_server(config: StreamRLConfig, run: RunDirectory, replica: int) -> RolloutServerConfig:

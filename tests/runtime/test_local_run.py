@@ -22,7 +22,7 @@ from streamrl.runtime.launch import launch
 from streamrl.runtime.local_runtime import local_parts
 from streamrl.runtime.run_dir import open_run
 from streamrl.runtime.session import Session
-from streamrl.runtime.settings import weights_dir
+from streamrl.runtime.settings import agent_worker, weights_dir
 from streamrl.trainer.batch_log import read_batch_log
 from streamrl.weight_sync import WeightsNotPrivate
 from transfer_queue.metadata import KVBatchMeta
@@ -225,6 +225,62 @@ def test_a_loop_that_always_fails_stops_the_run_and_says_why(make_config, tmp_pa
     assert summary.groups.dropped["failed"] >= 8
     log = (directory.path / "trainer.log").read_text() if (directory.path / "trainer.log").exists() else ""
     assert log.count("Traceback") <= 2, "once for all sessions, and once for the run"
+
+
+ODD_SERVER = """
+from streamrl.rollout.building import build_server
+from dataclasses import replace
+
+def build(config, events):
+    server = build_server(replace(config, name="sim"), events)
+    if config.server != "server-1":
+        return server
+    right = server.generate
+
+    async def generate(*args):
+        got = await right(*args)
+        if got.stop_reason == "aborted":
+            return got
+        ODD
+        return got
+
+    server.generate = generate
+    return server
+"""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "raise KeyError('slot')",
+        "got.weight_versions = [version + 1000 for version in got.weight_versions]",
+        "got.weight_versions = [-1] * len(got.token_ids)",
+        "got.token_ids[0] = -1",
+        "got.log_probs[-1] = float('nan')",
+        "got.stop_reason = 'tired'",
+        "got.log_probs.pop()",
+    ],
+)
+def test_one_of_two_servers_that_breaks_the_protocol_costs_the_run_no_group(
+    make_config, tmp_path: Path, odd: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "own.py").write_text(ODD_SERVER.replace("ODD", odd))
+    rollout = "actor_rollout_ref.rollout"
+    own = f"{rollout}.server={tmp_path}/own.py:build"
+    path, summary = run(make_config(own, f"{rollout}.num_replicas=2", "trainer.total_training_steps=3"))
+    assert summary.status == "finished"
+    assert summary.groups.trained == 24
+    assert summary.groups.dropped.get("failed", 0) == 0
+    worst = [line["training/off_policy/trajectory_staleness_worst/max"] for line in read_metrics(path)]
+    assert all(0 <= staleness < 10 for staleness in worst)
+    assert "server server-1 broke the protocol" in caplog.text
+
+
+def test_agent_workers_know_the_vocabulary_that_answers_are_held_against(make_config) -> None:
+    config = make_config(base=("runtime=local", "trainer.n_gpus_per_node=1"))
+    model = json.loads(Path(config.actor_rollout_ref.model.path, "config.json").read_text())
+    assert agent_worker(config).vocab_size == model["vocab_size"]
+    assert agent_worker(make_config()).vocab_size is None, "a simulation speaks its own"
 
 
 def test_a_reward_that_is_broken_for_every_prompt_ends_the_first_validation_early(make_config, tmp_path: Path) -> None:
