@@ -27,7 +27,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from streamrl.errors import UserError
 from streamrl.monitor.emit import Load
-from streamrl.monitor.prometheus_values import Samples, Values, engine_samples, queue_samples, step_samples
+from streamrl.monitor.prometheus_values import (
+    Samples,
+    Values,
+    engine_samples,
+    queue_samples,
+    service_samples,
+    step_samples,
+)
 from streamrl.monitor.registry import PROMETHEUS
 from transfer_queue.net.keyed_http import REQUEST_SECONDS, KeyedHandler, KeyedServer, ensure_key
 from transfer_queue.net.messages import QueueStats
@@ -94,6 +101,10 @@ class Exporter:
         """The trainer's version and that of each engine in service."""
         samples: Samples = {("rollout", engine): version for engine, version in engines.items()}
         self.values.replace({"streamrl_weight_version": {("trainer", ""): trainer} | samples})
+
+    def follow_service(self, service: Callable[[], Mapping[str, tuple[str, int]]]) -> None:
+        """By server its status, and how often it was out of service; asked at each scrape."""
+        self.values.live = lambda: service_samples(service())
 
     def set_engines(self, loads: Mapping[str, Load]) -> None:
         """What each engine does, as it was last looked at."""

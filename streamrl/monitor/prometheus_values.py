@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,6 +22,8 @@ class Values:
     def __init__(self, version: str = "") -> None:
         self._lock = threading.Lock()
         self._samples: dict[str, Samples] = {}
+        self.live: Callable[[], Mapping[str, Samples]] = dict
+        """What is asked for at each scrape, also while no step ends."""
         self.set("streamrl_build_info", 1.0, version=version or "unknown")
 
     def set(self, name: str, value: float, **labels: str) -> None:
@@ -48,6 +50,7 @@ class Values:
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
+        self.replace(self.live())
         with self._lock:
             samples = {name: dict(values) for name, values in self._samples.items()}
         for metric in PROMETHEUS_TABLE:
@@ -134,6 +137,20 @@ def engine_samples(loads: Mapping[str, Load]) -> dict[str, Samples]:
         for key, count in (((s, "running"), float(load.running)), ((s, "waiting"), float(load.waiting)))
     }  # fmt: skip
     return found
+
+
+SERVICE = ("serving", "asleep", "draining", "out")
+
+
+def service_samples(service: Mapping[str, tuple[str, int]]) -> dict[str, Samples]:
+    """Of each server's status, and how often it was out; nothing where nobody tells."""
+    if not service:
+        return {}
+    states = [status for status, _ in service.values()]
+    return {
+        "streamrl_rollout_servers": {(state,): float(states.count(state)) for state in SERVICE},
+        "streamrl_rollout_outages_total": {(server,): float(outages) for server, (_, outages) in service.items()},
+    }
 
 
 def step_samples(metrics: Mapping[str, Any]) -> tuple[dict[str, Samples], dict[str, Samples]]:

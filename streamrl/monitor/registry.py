@@ -313,6 +313,8 @@ PROMETHEUS_TABLE: tuple[Metric, ...] = (
         "stage",
         source="weights/seconds/{gather,transfer,apply,commit,pause}",
     ),
+    _gauge("rollout_servers", "", "LLM servers, by state: serving, asleep, draining, out. Always current.", "state"),
+    _counter("rollout_outages", "", "Times that a server went out of service: died, hung, fell behind.", "engine"),
     _gauge("engine_requests", "", "Requests in an engine, by state: running, waiting.", "engine", "state"),
     _gauge("engine_slots", "", "Requests that an engine runs together.", "engine"),
     _gauge("engine_asleep", "", "1 while it sleeps.", "engine"),

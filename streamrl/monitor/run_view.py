@@ -32,7 +32,7 @@ LONGEST_WHY = 100
 LONGEST_NOTE = 1200
 """Characters shown of a note, and of what was asked and answered in a sample."""
 
-PRINTED = ("note", "sample")
+PRINTED = ("note", "sample", "service")
 """States whose lines are also printed above the panel of a terminal."""
 
 LONGEST_LEFT = 1e9
@@ -118,6 +118,8 @@ class RunView:
             self._group_left(str(event.value), str(event.fields.get("reason", "")))
         if event.name == "note":
             return f"note: {_clean(event.value, LONGEST_NOTE)}"
+        if event.name == "service":
+            return _clean(event.value, LONGEST_NOTE)
         if event.name == "sample":
             return self._sample(event)
         if event.name == "part":

@@ -111,6 +111,7 @@ TABLE: tuple[EventSpec, ...] = (
     ),
     _span("server_weights", "LLM server", ("server", "version"), "The engine loaded new weights.", announced=False),
     EventSpec("state", "server", "LLM server", ("server",), "started, or died with the reason."),
+    EventSpec("state", "service", "trainer", ("server",), "A server went out of service, and why, or is back in it."),
     EventSpec("counter", "server_running", "trainer", ("server",), "Requests in a slot."),
     EventSpec("counter", "server_waiting", "trainer", ("server",), "Requests waiting for a slot."),
     EventSpec("counter", "server_slots", "trainer", ("server",), "Slots of the server."),

@@ -63,6 +63,17 @@ class _Member:
     draining: bool = False
     asked: float = 0.0
     asking: asyncio.Task[ServerLoad] | None = None
+    told_out: bool = False
+    """Whether what was told last is that it is out."""
+    outages: int = 0
+
+    @property
+    def status(self) -> str:
+        if self.out:
+            return "out"
+        if self.draining:
+            return "draining"
+        return "unknown" if self.load is None else "asleep" if self.load.asleep else "serving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,9 @@ class Fleet:
         self._changes = 0
         self._changing = asyncio.Lock()
         self._soon = asyncio.Event()
-        manager.on_missing = self._soon.set
+        manager.on_missing, manager.service = self._soon.set, self.service
+        self.on_service: Callable[[str, str], None] = lambda server, what: None
+        """Called when a server goes out of service, with why, and when it is back."""
         self._beating = asyncio.Lock()
 
     async def run(self) -> None:
@@ -120,18 +133,33 @@ class Fleet:
         """Ask every server, tell every worker."""
         async with self._beating:
             await self._look()
+            self._tell_service()
             workers = dict(self._workers())
             self._held = {name: held for name, held in self._held.items() if name in workers}
             self._told = {name: told for name, told in self._told.items() if name in workers}
             await asyncio.gather(*(self._tell(name, worker, len(workers)) for name, worker in workers.items()))
 
+    def service(self) -> dict[str, tuple[str, int]]:
+        """By server: its status, and how often it was out of service. From any thread."""
+        return {name: (member.status, member.outages) for name, member in list(self._members.items())}
+
+    def _tell_service(self) -> None:
+        for name, member in self._members.items():
+            if bool(member.out) == member.told_out:
+                continue
+            member.told_out = bool(member.out)
+            member.outages += member.told_out
+            version = "" if member.load is None else f" with version {member.load.weight_version}"
+            why = member.out.removeprefix("health check: ")
+            what = f"{name} is out of service: {why}" if member.out else f"{name} is back in service{version}"
+            logger.warning("%s", what)
+            self.on_service(name, what)
+
     def rows(self) -> list[Row]:
         """All servers, as of the last beat."""
         found: list[Row] = []
         for name, member in sorted(self._members.items()):
-            load = member.load
-            awake = "unknown" if load is None else "asleep" if load.asleep else "serving"
-            status = "out" if member.out else "draining" if member.draining else awake
+            load, status = member.load, member.status
             version, slots = (load.weight_version, load.slots) if load else (None, None)
             found.append(Row(name, status, version, self._requests(name), member.limit.requests, slots, member.out))
         return found

@@ -84,6 +84,8 @@ class LLMServerManager:
         """Called with `asleep` before the servers fall asleep, and after they woke up."""
         self.on_missing: Callable[[], None] = lambda: None
         """Called when a version is in service that some server did not take."""
+        self.service: Callable[[], Mapping[str, tuple[str, int]]] = dict
+        """By server its status, and how often it was out of service; told by a fleet, if there is one."""
         self._turning = asyncio.Lock()
         """Held while servers fall asleep or wake up."""
         self._pinned: dict[str, LLMServer] = {}

@@ -144,13 +144,13 @@ async def _start_rollout(
         events.state("restart", f"{name}: {reason}", role="agent")
 
     agents = AgentLoopManager(spawner, queue, rollout.agent.num_workers, on_restart=restarted)
-    await stack.enter_async_context(_fleet(config, run, manager, agents))
+    await stack.enter_async_context(_fleet(config, run, manager, agents, events))
     return manager, agents, LLMServerManager(teachers) if teachers else None
 
 
 @asynccontextmanager
 async def _fleet(
-    config: StreamRLConfig, run: RunDirectory, manager: LLMServerManager, agents: AgentLoopManager
+    config: StreamRLConfig, run: RunDirectory, manager: LLMServerManager, agents: AgentLoopManager, events: EventLog
 ) -> AsyncIterator[None]:
     """The fleet beats, and can be asked (`streamrl servers`)."""
     first, rollout = set(manager.servers), config.actor_rollout_ref.rollout
@@ -161,6 +161,7 @@ async def _fleet(
         return (await start_ray_servers({name: settings.rollout_server(config, run, replica)}))[name]
 
     fleet = Fleet(manager, lambda: agents.workers, start=start)
+    fleet.on_service = lambda server, what: events.state("service", what, server=server)
     api = FleetApi(
         fleet,
         run.path / KEY_FILE,

@@ -74,6 +74,8 @@ class Reporter:
         self._started = 0.0
         self._ended: float | None = None
         self.exporter = _exporter(parts)
+        if self.exporter is not None and (service := getattr(parts.servers, "service", None)) is not None:
+            self.exporter.follow_service(service)
 
     # --- called by the loop, in this order ----------------------------------------------------------------------
 

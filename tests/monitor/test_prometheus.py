@@ -242,6 +242,19 @@ def test_what_each_engine_does_is_there_and_goes_with_it(exporter: Exporter, key
     assert not [name for name, labels in scrape(exporter, key) if labels == second]
 
 
+def test_servers_are_counted_by_state_at_the_time_of_the_scrape(exporter: Exporter, key: str) -> None:
+    service = {"server-0": ("serving", 0), "server-1": ("out", 1)}
+    exporter.follow_service(lambda: service)
+    found = scrape(exporter, key)
+    assert {labels[0][1]: count for (name, labels), count in found.items() if name == "streamrl_rollout_servers"} == {
+        "serving": 1, "asleep": 0, "draining": 0, "out": 1,
+    }  # fmt: skip
+    service["server-1"] = ("serving", 1)
+    found = scrape(exporter, key)
+    assert found["streamrl_rollout_servers", (("state", "serving"),)] == 2
+    assert found["streamrl_rollout_outages_total", (("engine", "server-1"),)] == 1
+
+
 def test_the_stages_of_a_weight_sync_are_one_metric(exporter: Exporter, key: str) -> None:
     exporter.update(metrics={f"weights/seconds/{stage}": 0.5 for stage in ("gather", "pause")})
     found = scrape(exporter, key)

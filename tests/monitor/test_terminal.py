@@ -134,12 +134,13 @@ def test_where_stdout_is_no_terminal_there_is_one_line_per_step(run: Run, tmp_pa
     with TerminalView(tmp_path, Console(file=out, width=60)):
         run.steps(1, 3)
         run.log.state("restart", "agent-1 after signal 9", role="agent worker")
+        run.log.state("service", "server-0 is out of service: it is gone", server="server-0")
     lines = out.getvalue().splitlines()
     assert lines[:3] == ["run: starting", "validation before, step 0: calculator/reward/mean@1 0.310", "run: training"]
     assert [line.split(" | ")[0] for line in lines[3:6]] == ["step 1/60", "step 2/60", "step 3/60"]
     assert "reward 0.313 (last 0.330)" in lines[5]
     assert "limit waiting for data takes 50 % of the last 3 steps" in lines[5]
-    assert lines[6:] == ["restarted agent worker: agent-1 after signal 9"]
+    assert lines[6:] == ["restarted agent worker: agent-1 after signal 9", "server-0 is out of service: it is gone"]
 
 
 def test_groups_that_left_untrained_are_counted_by_kind_with_the_last_ones_reason(run: Run, tmp_path: Path) -> None:

@@ -349,6 +349,25 @@ def test_a_server_that_cannot_move_its_requests_keeps_nobody_from_draining_it() 
     world.run(test())
 
 
+def test_a_server_that_dies_and_comes_back_is_told_once_each_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    told: list[tuple[str, str]] = []
+
+    async def test() -> None:
+        world.fleet.on_service = lambda server, what: told.append((server, what))
+        await world.servers["server-0"].close()
+        await asyncio.sleep(5)
+        world.manager.servers["server-0"] = world.server()
+        await asyncio.sleep(5)
+        assert [server for server, _ in told] == ["server-0", "server-0"]
+        assert told[0][1].startswith("server-0 is out of service: ")
+        assert told[1][1] == "server-0 is back in service with version 0"
+        assert [record.message for record in caplog.records if "service" in record.message] == [w for _, w in told]
+        assert world.manager.service() == {"server-0": ("serving", 1), "server-1": ("serving", 0)}
+
+    world.run(test())
+
+
 def test_a_server_that_hangs_is_taken_out_and_holds_up_no_beat() -> None:
     world = World()
 

@@ -14,6 +14,7 @@ from agent_loop.llm.protocol import ServerDied
 from streamrl.config import load_config
 from streamrl.rollout.replica import RayServerHandle, start_ray_servers
 from streamrl.rollout.server_config import RolloutServerConfig
+from streamrl.rollout.vllm.calls import exits
 from streamrl.runtime import settings
 from streamrl.runtime.run_dir import RunDirectory
 
@@ -79,3 +80,10 @@ async def test_what_a_server_of_ones_own_prints_is_in_the_log_of_the_run(cluster
     await server.load()
     await server.close()
     assert "hello from my server" in (tmp_path / "logs" / "server-0.log").read_text()
+
+
+def test_an_engine_that_was_killed_is_told_by_its_signal() -> None:
+    processes = [SimpleNamespace(exitcode=code) for code in (None, 0, -9)]
+    core = SimpleNamespace(resources=SimpleNamespace(engine_manager=SimpleNamespace(processes=processes)))
+    assert exits(SimpleNamespace(engine_core=core)) == " (killed by SIGKILL)"
+    assert exits(object()) == "", "another vLLM may keep them elsewhere"

@@ -49,7 +49,7 @@ class Fleet:
         elif event.name == "server_weights":
             engine = self._engine(event)
             engine["version"], engine["loaded"] = event.fields.get("version"), event.end
-        elif event.kind == "state" and event.name in ("restart", "server"):
+        elif event.kind == "state" and event.name in ("restart", "server", "service"):
             self._happened(event)
 
     def _process(self, event: Event) -> None:

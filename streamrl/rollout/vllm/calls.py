@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ class VllmCalls(Calls[Call]):
         """Raises ServerDied if the engine has failed, is closed, or hangs."""
         self.check_alive()
         if self.engine.errored:
-            raise self.fail("its process has ended")
+            raise self.fail(f"its process has ended{exits(self.engine)}; what it said last is in this server's log")
         return ServerLoad(
             **self._figures(),
             preemptions=self._cache.preemptions,
@@ -269,7 +270,13 @@ class VllmCalls(Calls[Call]):
         except VLLMClientError as error:  # refused before the engine had it
             raise ValueError(f"vLLM does not take request {call.id}: {error}") from error
         except Exception as error:  # vLLM's own, of many classes: the engine is not what it was
-            raise self.fail(repr(error)) from error
+            raise self.fail(self._why(error)) from error
+
+    def _why(self, error: BaseException) -> str:
+        """Of what vLLM raised. Where its process is gone it says "see stack trace (above)", and none is there."""
+        if type(error).__name__ != "EngineDeadError":
+            return repr(error)
+        return f"its process has ended{exits(self.engine)}; what it said last is in this server's log"
 
     def _take(self, call: Call, output: Any, finished: bool) -> None:
         """The tokens that a step gave. The versions are appended last (protocol.since)."""
@@ -342,6 +349,16 @@ class VllmCalls(Calls[Call]):
             asked.cancel()
         if asked in done and asked.exception() is None:
             return asked.result()
-        if asked in done:
-            raise self.fail(repr(asked.exception()))
-        raise self.fail("its process has ended" if done else f"no answer within {seconds} s")
+        if asked in done and (error := asked.exception()) is not None:
+            raise self.fail(self._why(error))
+        raise self.fail(f"its process has ended{exits(self.engine)}" if done else f"no answer within {seconds} s")
+
+
+def exits(engine: Any) -> str:
+    """How the processes of an engine ended, as far as that is known: " (killed by SIGKILL)"."""
+    manager: Any = engine
+    for name in ("engine_core", "resources", "engine_manager"):
+        manager = getattr(manager, name, None)
+    codes = [code for each in getattr(manager, "processes", ()) if (code := each.exitcode)]
+    told = [f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}" for code in codes]
+    return f" ({', '.join(told)})" if told else ""
