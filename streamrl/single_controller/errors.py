@@ -21,10 +21,12 @@ class WorkerDied(WorkerGroupError, ConnectionError):
     """The process of a rank is gone. The group is of no further use: close it and start another."""
 
     def __init__(self, rank: int, pid: int, method: str, log: str = "") -> None:
-        """`log`: the file with its last words, on its node."""
+        """`method`: empty, if none ran. `log`: the file with its last words, on its node."""
+        when = f"during {method}" if method else "while it had nothing to do"
         where = f"; its log is {log}" if log else ""
         super().__init__(
-            f"rank {rank} (pid {pid}) died during {method}{where}; close this worker group and start another"
+            f"rank {rank} (pid {pid}) died {when}{where}; if nothing there says why, it was killed from outside, maybe "
+            "for want of memory (see dmesg); the same command resumes a run, a program starts a new worker group"
         )
         self.rank, self.pid, self.method, self.log = rank, pid, method, log
 

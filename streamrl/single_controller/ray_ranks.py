@@ -145,7 +145,7 @@ class RayRanks(Ranks):
 
     def _rank_ended(self, rank: int) -> None:
         if not self.closing and self.failure is None:
-            self.failure = self._died(rank, self._running[-1] if self._running else "no call")
+            self.failure = self._died(rank, self._running[-1] if self._running else "")
             log.error("%s: %s", self.name, self.failure)
 
     async def watch(self) -> NoReturn:
