@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,24 @@ async def test_tokens_that_are_read_after_a_swap_carry_the_version_that_sampled_
     assert got.weight_versions[-1] == 7
     await server.close()
     fake.close()
+
+
+async def test_a_server_does_not_start_with_weights_that_are_not_the_trainers(
+    fake: FakeSglang, model_dirs: dict[str, str], other_weights: Any
+) -> None:
+    info = other_weights("qwen2", 1, 6)
+    at = sglang_at(fake.url, KEY, model_dirs["qwen2"])
+    config = replace(at, weights_dir=str(Path(info.path).parent))
+    await SglangServer(config).close()
+    flip_a_bit(info.path)
+    with pytest.raises(WeightsDamaged, match=info.digest):
+        SglangServer(config)
+
+
+def flip_a_bit(path: str) -> None:
+    data = bytearray(Path(path).read_bytes())
+    data[-1] ^= 0x40
+    Path(path).write_bytes(data)
 
 
 async def test_a_server_that_overlaps_its_steps_is_told_of(
