@@ -67,9 +67,7 @@ def emit_queue(log: EventLog, stats: QueueStats) -> None:
         for state, seconds in part.oldest_age.items():
             log.counter("queue_oldest_age", seconds, partition=partition, state=state)
     for unit in stats.units:
-        log.counter(
-            "unit_bytes", unit.used, unit=unit.unit, budget=unit.budget, spilled=unit.spilled, alive=unit.alive
-        )
+        log.counter("unit_bytes", unit.used, unit=unit.unit, budget=unit.budget, spilled=unit.spilled, alive=unit.alive)
 
 
 def emit_loads(log: EventLog, loads: Mapping[str, Load]) -> None:
