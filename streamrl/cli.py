@@ -197,7 +197,11 @@ def _train_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="configuration, in Hydra's grammar")
     parser.add_argument("--dry-run", action="store_true", help="check all, print the resolved configuration")
-    parser.add_argument("--verl", action="store_true", help="name the defaults that are others in verl")
+    parser.add_argument(
+        "--verl",
+        action="store_true",
+        help="written for verl: note other defaults, replace its servers",
+    )
     parser.add_argument("--config-dir", "-cd", metavar="DIR", help="also look for experiment/<name>.yaml here")
     return parser
 
@@ -206,7 +210,7 @@ def _checked(overrides: Sequence[str], config_dir: str | None, *, like_verl: boo
     """The configuration, whole and with its data read once: whatever is wrong shows here."""
     from streamrl.data import train_dataset, training_steps, val_dataset
 
-    loaded = load_config(overrides, config_dir)
+    loaded = load_config(overrides, config_dir, like_verl=like_verl)
     if loaded.inert:
         print(f"note: without effect here, kept for verl's sake: {', '.join(loaded.inert)}", file=sys.stderr)
     if like_verl and loaded.unlike_verl:

@@ -37,12 +37,14 @@ class Loaded:
     """Keys that were not given and whose default is another in verl: "key=ours (verl: its default)"."""
 
 
-def load_config(arguments: Sequence[str] = (), config_dir: str | None = None) -> Loaded:
-    """The configuration that `key=value` arguments select. Raises ConfigError naming every mistake found."""
+def load_config(arguments: Sequence[str] = (), config_dir: str | None = None, *, like_verl: bool = False) -> Loaded:
+    """The configuration that `key=value` arguments select. `like_verl`: they are a command line of verl's, in which
+    values that do not exist here (rollout.name=sglang without saying where) are replaced and noted. Raises ConfigError
+    naming every mistake found."""
     arguments, unreadable = readable(arguments)
     try:
         composed = compose_values(arguments, config_dir)
-        given = sort_keys(resolve_over(to_dict(StreamRLConfig()), composed))
+        given = sort_keys(resolve_over(to_dict(StreamRLConfig()), composed), like_verl=like_verl)
     except ConfigError as error:
         raise ConfigError(*unreadable, *error.problems) from error
     given.problems[:0] = unreadable

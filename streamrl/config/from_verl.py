@@ -97,7 +97,7 @@ def _translate(argument: str, result: Translation, given: dict[str, Any], mirror
     """Adds one argument to the result, the values of ours that it gives, and what repeats such ones."""
     key, _, text = argument.lstrip("+").partition("=")
     if UNKNOWN.search(text):
-        sorted_keys, value, unknown = sort_keys(_nested(key, text)), text, True
+        sorted_keys, value, unknown = sort_keys(_nested(key, text), like_verl=True), text, True
     else:
         try:
             override = parsed(argument)
@@ -105,7 +105,7 @@ def _translate(argument: str, result: Translation, given: dict[str, Any], mirror
         except ConfigError as error:
             result.problems.extend(error.problems)
             return
-        sorted_keys = sort_keys(_nested(key, value))
+        sorted_keys = sort_keys(_nested(key, value), like_verl=True)
     if not unknown and not sorted_keys.problems:
         build(sorted_keys.values, sorted_keys.problems)
     result.inert += sorted_keys.inert

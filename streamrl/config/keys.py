@@ -17,6 +17,7 @@ from streamrl.config.verl_keys import (
     MIRRORED,
     OF_SGLANG,
     OF_VLLM,
+    OTHER_SERVERS,
     REFUSED,
     RENAMED,
     SERVER,
@@ -49,12 +50,14 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield key, value
 
 
-def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
-    """The keys of a nested mapping, sorted."""
+def sort_keys(tree: Mapping[str, Any], *, like_verl: bool = False) -> SortedKeys:
+    """The keys of a nested mapping, sorted. `like_verl`: written for verl, so that what stands in for a value that does
+    not exist here is taken and noted."""
     result = SortedKeys()
     renamed = [(_renamed(key), key, value) for key, value in flatten(tree)]
     servers = {value for key, _, value in renamed if key == SERVER}
-    sglang = "sglang" in servers and any(key in SGLANG_AT and value for key, _, value in renamed)
+    reached = any(key in SGLANG_AT and value for key, _, value in renamed)
+    sglang = "sglang" in servers and (reached or not like_verl)
     without_vllm = servers - {"vllm"}
     for key, _, value in sorted(renamed, key=lambda item: item[0] != item[1]):  # over the default in its place now
         if "_target_" in key.split(".") or _has_target(value):
@@ -62,9 +65,15 @@ def sort_keys(tree: Mapping[str, Any]) -> SortedKeys:
         elif without_vllm and key in OF_VLLM and not (sglang and key in OF_SGLANG):
             if value != OF_VLLM[key]:
                 result.inert.append(key)
+        elif key == SERVER and not like_verl and value in OTHER_SERVERS:
+            result.problems.append(
+                f"{key}={value}: there is no such kind here, but torch, vllm, sglang and sim; one of your own is "
+                "actor_rollout_ref.rollout.server=path/to/file.py:function (docs/rollout.md#another-kind-of-server)"
+            )
         elif key in known_keys():
             path: list[str] = [*key.split(".")]
-            _put(result.values, path, value if sglang and key == SERVER else _as_ours(key, value, result.inert))
+            instead = like_verl and not (sglang and key == SERVER)
+            _put(result.values, path, _as_ours(key, value, result.inert, instead=instead))
         elif key in UNAVAILABLE:
             if value not in UNAVAILABLE[key]:
                 result.problems.append(_unavailable(key, value, UNAVAILABLE[key]))
@@ -111,13 +120,13 @@ def _has_target(value: Any) -> bool:
     return isinstance(value, Mapping) and any(name == "_target_" or _has_target(item) for name, item in value.items())
 
 
-def _as_ours(key: str, value: Any, inert: list[str]) -> Any:
-    """The value without what has no effect here, or the one that takes its place."""
+def _as_ours(key: str, value: Any, inert: list[str], *, instead: bool) -> Any:
+    """The value without what has no effect here, or, if `instead`, the one that takes its place."""
     for item in INERT_ITEMS.get(key, ()):
         if value == item or (isinstance(value, list) and item in value):
             inert.append(f"{key}={item}")
             value = [other for other in value if other != item] if isinstance(value, list) else []
-    if isinstance(value, str) and (ours := SUBSTITUTED.get(key, {}).get(value)):
+    if instead and isinstance(value, str) and (ours := SUBSTITUTED.get(key, {}).get(value)):
         inert.append(f"{key}={value} ({ours} instead)")
         value = ours
     return value

@@ -261,7 +261,11 @@ SGLANG_AT = (f"{_ROLLOUT}.sglang.python", f"{_ROLLOUT}.sglang.url")
 SUBSTITUTED: dict[str, dict[str, str]] = {
     f"{_ROLLOUT}.name": {"sglang": "torch", "trtllm": "torch", "hf": "torch"},
 }
-"""Key -> a value that does not exist here -> the one that takes its place; the note says so."""
+"""Key -> a value that does not exist here -> the one that takes its place in a command line of verl's; the note says
+so. In others it is an error."""
+
+OTHER_SERVERS = ("trtllm", "hf")
+"""Of verl's kinds of server those that do not exist here at all."""
 
 INERT_ITEMS: dict[str, tuple[str, ...]] = {
     "trainer.logger": ("vemlp_wandb", "clearml", "rl_insight"),

@@ -26,7 +26,7 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_command_line_of_verl_starts_with_only_the_module_name_changed(valid: list[str], tmp_path: Path, name: str):
-    loaded = load_config([*arguments(name, tmp_path), f"trainer.runs_dir={tmp_path}/runs"])
+    loaded = load_config([*arguments(name, tmp_path), f"trainer.runs_dir={tmp_path}/runs"], like_verl=True)
     by_vllm = loaded.config.actor_rollout_ref.rollout.name == "vllm"
     assert (f"{ROLLOUT}.gpu_memory_utilization" in loaded.inert) != by_vllm
     assert len(loaded.inert) == len(set(loaded.inert))
@@ -51,7 +51,7 @@ def test_a_translated_line_is_the_same_run_without_a_note(valid: list[str], tmp_
     translation = translate(line)
     assert translation.problems == []
     again = load_config([*translation.arguments, place])
-    assert again.config == load_config([*line, place]).config
+    assert again.config == load_config([*line, place], like_verl=True).config
     assert again.inert == ()
 
 
@@ -188,7 +188,22 @@ def test_what_stands_in_for_a_value_of_verl_exists_and_the_value_does_not(valid:
     for key, values in SUBSTITUTED.items():
         for value, ours in values.items():
             assert value == "sglang" or f"{value}'" not in str(known_keys()[key])
-            assert f"{key}={value} ({ours} instead)" in load_config([*valid, f"{key}={value}"]).inert
+            assert f"{key}={value} ({ours} instead)" in load_config([*valid, f"{key}={value}"], like_verl=True).inert
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("sglang", "sglang.python, the interpreter"), ("trtllm", "rollout.server=path"), ("hf", "rollout.server=path")],
+)
+def test_a_kind_of_server_that_cannot_be_had_is_an_error_but_in_a_line_of_verls(
+    valid: list[str], capsys: pytest.CaptureFixture[str], name: str, says: str
+):
+    assert train([*valid, f"{ROLLOUT}.name={name}", "--dry-run"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {ROLLOUT}.name={name}")
+    assert says in error
+    assert train([*valid, f"{ROLLOUT}.name={name}", "--dry-run", "--verl"]) == 0
+    assert f"{ROLLOUT}.name={name} (torch instead)" in capsys.readouterr().err
 
 
 def test_sglang_stays_what_it_is_where_it_can_be_reached(valid: list[str]):
