@@ -107,7 +107,7 @@ async def test_more_calls_than_a_large_server_has_slots_hold_up_no_health_check(
     server = (await start_ray_servers({"server-0": config}))["server-0"]
     asking = [asyncio.ensure_future(server.generate(f"r{i}", [1], SamplingParams(max_tokens=9))) for i in range(1250)]
     async with asyncio.timeout(30):
-        while (load := await server.load()).running + load.waiting < len(asking):
+        while (load := await server.load()).running + load.waiting < len(asking):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         assert await server.abort() == len(asking)
     await asyncio.gather(*asking)
