@@ -55,6 +55,8 @@ class ExpectedWeights:
         from safetensors import SafetensorError, safe_open
 
         try:
+            if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+                raise ValueError("it is no regular file")
             with safe_open(path, framework="pt") as file:
                 shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:

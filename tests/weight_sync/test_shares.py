@@ -14,6 +14,8 @@ from streamrl.weight_sync import WeightInfo, WeightsDamaged, WeightsNotWritten, 
 from streamrl.weight_sync.digest import weights_digest
 from streamrl.weight_sync.kept import KeptPages
 from streamrl.weight_sync.mapped import map_tensors
+from streamrl.weight_sync.publisher import Backend, SyncSettings, publisher
+from streamrl.weight_sync.ranks import OneRank
 from streamrl.weight_sync.shares import shares_of, write_shares
 from tests.weight_sync.ranks import ThreadRanks, on_all, rank_threads
 
@@ -57,6 +59,21 @@ def test_a_version_is_findable_once_it_is_published(tmp_path: Path) -> None:
     latest = store.latest()
     assert latest is not None
     assert latest.version == 1
+
+
+@pytest.mark.parametrize("backend", ["shm", "disk", "delta"])
+def test_whoever_publishes_replaces_a_damaged_pointer(tmp_path: Path, backend: Backend) -> None:
+    store = WeightStore(tmp_path / "w")
+    writer = publisher(SyncSettings(backend=backend), str(store.directory), OneRank())
+    for version, content in enumerate((b"", b"\xff\xfe\x00garbage", b"[" * 100_000), 1):
+        store.directory.mkdir(mode=0o700, exist_ok=True)
+        (store.directory / "LATEST").write_bytes(content)
+        info = writer.publish(shares_of(TENSORS.items(), 0, 1), version)
+        latest = store.latest()
+        assert info is not None
+        assert latest is not None
+        assert (latest.version, latest.digest) == (version, weights_digest(TENSORS.items()))
+    writer.close()
 
 
 def test_a_version_that_was_not_published_is_replaced_and_the_published_one_stays(tmp_path: Path) -> None:
