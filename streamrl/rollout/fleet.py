@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -91,7 +91,8 @@ class Row:
 
 class Fleet:
     """Invariants: a server that joined has the weights in service before any worker knows it; one that left serves
-    nobody when it is closed; the last server in service is not drained; changes happen one at a time."""
+    nobody when it is closed; the last server in service is not drained. What is asked is decided at once, and changes
+    of several servers go on at the same time."""
 
     def __init__(
         self,
@@ -108,7 +109,8 @@ class Fleet:
         self._held: dict[str, Held] = {}
         self._told: dict[str, int] = {}
         self._changes = 0
-        self._changing = asyncio.Lock()
+        self._joining: set[str] = set()
+        """Names of servers that are being started, or load the weights in service."""
         self._soon = asyncio.Event()
         manager.on_missing, manager.service = self._soon.set, self.service
         self.on_service: Callable[[str, str], None] = lambda server, what: None
@@ -166,29 +168,37 @@ class Fleet:
 
     async def add(self, name: str | None = None) -> str:
         """Start one more server; its name. Returns once it serves. Raises FleetError, or what kept it from starting."""
-        async with self._changing:
-            if self._start is None:
-                raise FleetError("this run cannot start further servers")
-            if name is None:
-                taken = {n for n in self._members if n.startswith("server-")}
-                name = next(f"server-{i}" for i in range(len(taken) + 1) if f"server-{i}" not in taken)
-            if name in self._members:
-                raise FleetError(f"there is a server {name} already")
+        if self._start is None:
+            raise FleetError("this run cannot start further servers")
+        if name is None:
+            taken = {*self._members, *self._joining}
+            name = next(f"server-{i}" for i in range(len(taken) + 1) if f"server-{i}" not in taken)
+        with self._named(name):
             await self._join(name, await self._start(name))
-            return name
+        return name
 
     async def add_server(self, name: str, server: LLMServer) -> None:
         """`server` joins. Raises FleetError, or what kept it from loading the weights in service; then it is closed."""
-        async with self._changing:
-            if name in self._members:
-                raise FleetError(f"there is a server {name} already")
+        with self._named(name):
             await self._join(name, server)
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Nobody else joins under this name meanwhile."""
+        if name in self._members:
+            raise FleetError(f"there is a server {name} already")
+        if name in self._joining:
+            raise FleetError(f"a server {name} is being started already")
+        self._joining.add(name)
+        try:
+            yield
+        finally:
+            self._joining.discard(name)
 
     async def drain(self, name: str, *, deadline: float = DRAIN_SECONDS) -> None:
         """Returns when none of its requests is left. Those that have not ended after `deadline` seconds go on
         elsewhere, with the tokens they have. Raises FleetError."""
-        async with self._changing:
-            await self._drain(name, deadline)
+        await self._drain(name, deadline)
 
     async def undrain(self, name: str) -> None:
         """It gets requests again, from now on; a drain or a removal of it that is under way is broken off. Raises
@@ -198,16 +208,18 @@ class Fleet:
 
     async def remove(self, name: str, *, deadline: float = DRAIN_SECONDS) -> None:
         """Drain it, forget it, end its process. Raises FleetError."""
-        async with self._changing:
-            await self._drain(name, deadline)
-            server = self._manager.forget(name)
-            member = self._members.pop(name)
-            if member.asking is not None:
-                member.asking.cancel()
-            self._changes += 1
-            await self.beat()
-            await server.close()
-            logger.info("LLM server %s has left", name)
+        member = self._member(name)
+        await self._drain(name, deadline)
+        if self._members.get(name) is not member:
+            raise FleetError(f"{name} was removed meanwhile")
+        server = self._manager.forget(name)
+        del self._members[name]
+        if member.asking is not None:
+            member.asking.cancel()
+        self._changes += 1
+        await self.beat()
+        await server.close()
+        logger.info("LLM server %s has left", name)
 
     async def _join(self, name: str, server: LLMServer) -> None:
         try:
@@ -224,6 +236,8 @@ class Fleet:
         member = self._member(name)
         others = [n for n, m in self._members.items() if n != name and not m.out and not m.draining]
         if not others:
+            if member.out:
+                raise FleetError(f"no server is in service, {name} neither ({member.out}): add another one first")
             raise FleetError(f"{name} is the last server in service: add another one first")
         member.draining = True
         clock = asyncio.get_running_loop().time

@@ -261,6 +261,68 @@ def test_a_server_whose_weight_sync_fails_serves_nobody_at_once_and_is_back_with
     world.run(test())
 
 
+def test_a_drain_does_not_wait_for_a_server_that_starts_and_servers_start_together() -> None:
+    world = World()
+
+    async def test() -> None:
+        at_once = world.start
+
+        async def slowly(name: str) -> LLMServer:
+            await asyncio.sleep(120)
+            return await at_once(name)
+
+        world.fleet._start = slowly
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        adding = [asyncio.ensure_future(world.fleet.add()) for _ in range(2)]
+        await asyncio.sleep(1)
+        with pytest.raises(FleetError, match="a server server-2 is being started already"):
+            await world.fleet.add("server-2")
+        await world.fleet.remove("server-0", deadline=10)
+        assert clock() - began < 10
+        assert await asyncio.gather(*adding) == ["server-2", "server-3"]
+        assert clock() - began < 130
+        assert sorted(world.manager.servers) == ["server-1", "server-2", "server-3"]
+
+    world.run(test())
+
+
+def test_two_drains_at_the_same_time_leave_one_server_in_service() -> None:
+    world = World()
+
+    async def test() -> None:
+        told = await asyncio.gather(
+            world.fleet.remove("server-0"), world.fleet.remove("server-1"), return_exceptions=True
+        )
+        assert [type(answer) for answer in told] == [type(None), FleetError]
+        assert list(world.manager.servers) == ["server-1"]
+
+    world.run(test())
+
+
+def test_a_removal_that_another_one_has_done_says_so() -> None:
+    world = World()
+
+    async def test() -> None:
+        told = await asyncio.gather(*(world.fleet.remove("server-0") for _ in range(2)), return_exceptions=True)
+        assert [str(answer) for answer in told if answer] == ["server-0 was removed meanwhile"]
+
+    world.run(test())
+
+
+def test_where_no_server_is_in_service_the_one_to_be_drained_is_not_called_the_last_one() -> None:
+    world = World()
+
+    async def test() -> None:
+        for server in world.servers.values():
+            await server.close()
+        await asyncio.sleep(3)
+        with pytest.raises(FleetError, match="no server is in service, server-0 neither .*closed"):
+            await world.fleet.drain("server-0")
+
+    world.run(test())
+
+
 def test_the_last_server_in_service_is_not_drained() -> None:
     world = World()
 
