@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ STOP_REASONS = frozenset({"stop", "length", "aborted"})
 REQUESTS_OWN = (ValueError,)
 SCORES_OWN = (ValueError, CannotScore, FloatingPointError)
 _COUNTS = ("running", "waiting", "slots", "weight_version", "tokens_generated", "preemptions")
+_FIGURES = tuple(field.name for field in fields(ServerLoad) if field.name not in (*_COUNTS, "asleep"))
 
 
 class ProtocolBroken(ServerDied):
@@ -52,7 +54,13 @@ def trouble(error: BaseException, server: str, verb: str) -> ServerDied:
         return ServerDied(f"server {server}: {error or type(error).__name__}")
     if isinstance(error, asyncio.CancelledError):
         error = RuntimeError("it was cancelled, and nobody had asked for that")
-    return ProtocolBroken(f"server {server} broke the protocol: {verb} raised {error!r}")
+    return ProtocolBroken(f"server {server} broke the protocol: {verb} raised {_short(error)}")
+
+
+def cancelled_itself() -> bool:
+    """Of a task that has caught a CancelledError: whether it is cancelled itself, and not something of a server's."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def result_of(answer: asyncio.Future[T], server: str, verb: str, own: tuple[type[Exception], ...]) -> T:
@@ -106,8 +114,10 @@ class Sense:
             count = getattr(load, field)
             if type(count) is not int or count < 0:
                 raise odd(server, f"load.{field} is {_short(count)}; it has to be a whole number >= 0")
-        if not isinstance(load.cache_usage, int | float) or not 0 <= load.cache_usage < math.inf:
-            raise odd(server, f"load.cache_usage is {_short(load.cache_usage)}; it has to be a share, 0 to 1")
+        for field in _FIGURES:
+            figure = getattr(load, field)
+            if not isinstance(figure, int | float) or not 0 <= figure < math.inf:
+                raise odd(server, f"load.{field} is {_short(figure)}; it has to be a finite number >= 0")
         if self.is_future(load.weight_version):
             raise odd(server, self._of_the_future("load.weight_version", load.weight_version))
 
@@ -168,5 +178,8 @@ def _log_probs_fault(log_probs: list[float], count: int) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # whoever wrote it is to be named all the same
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else text[:77] + "..."

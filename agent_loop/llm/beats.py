@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent_loop.llm.answers import Sense, odd, trouble
+from agent_loop.llm.answers import Sense, cancelled_itself, odd, trouble
 from agent_loop.llm.protocol import Generation, LLMServer, ServerDied
 from agent_loop.llm.router import Ticket
 
@@ -101,7 +101,7 @@ class Beats:
             except Exception as error:  # noqa: BLE001  # a server of one's own may raise anything
                 self._lose(line, trouble(error, name, "progress"))
             except asyncio.CancelledError as error:
-                if (task := asyncio.current_task()) is None or task.cancelling():
+                if cancelled_itself():
                     raise
                 self._lose(line, trouble(error, name, "progress"))
 

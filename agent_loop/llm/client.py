@@ -15,7 +15,16 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from agent_loop.llm.answers import REQUESTS_OWN, SCORES_OWN, OddAnswer, ProtocolBroken, Sense, result_of, trouble
+from agent_loop.llm.answers import (
+    REQUESTS_OWN,
+    SCORES_OWN,
+    OddAnswer,
+    ProtocolBroken,
+    Sense,
+    cancelled_itself,
+    result_of,
+    trouble,
+)
 from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.beats import Beats, OpenCall
 from agent_loop.llm.fleet import FleetNews
@@ -308,7 +317,9 @@ class RoutedClient:
             raise ServerDied(f"server {name} gave no scores within {self._patience.answer:g} s") from None
         except SCORES_OWN:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and cancelled_itself():
+                raise
             raise trouble(error, name, "score") from error
         self._sense.check_scores(scores, name, count=len(response_ids))
         return scores

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent_loop.llm.answers import Sense, trouble
+from agent_loop.llm.answers import Sense, cancelled_itself, trouble
 from agent_loop.llm.awake import AwakeTime
 from agent_loop.llm.protocol import LLMServer
 from agent_loop.llm.retry import Patience
@@ -64,7 +64,9 @@ class Probes:
             except (ConnectionError, TimeoutError) as error:
                 router.servers[name].reason = f"health check: {error or type(error).__name__}"
                 continue
-            except Exception as error:  # noqa: BLE001  # a server of one's own may raise anything
+            except (Exception, asyncio.CancelledError) as error:  # a server of one's own may raise anything
+                if isinstance(error, asyncio.CancelledError) and cancelled_itself():
+                    raise
                 router.servers[name].reason = f"health check: {trouble(error, name, 'load')}"
                 continue
             if self._awake.asleep and not load.asleep:  # training has its device; the next beat lets it fall asleep

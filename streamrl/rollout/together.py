@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agent_loop.llm.answers import trouble
+from agent_loop.llm.answers import cancelled_itself, trouble
 from streamrl.weight_sync import WeightError, WeightsMissing
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,9 @@ async def each_of(calls: Calls, seconds: float) -> dict[str, Any]:
             return TimeoutError(f"no answer within {seconds:.0f} s; it catches up when it is back")
         except WeightError as error:
             return error
-        except Exception as error:  # noqa: BLE001  # a server of one's own may raise anything
+        except (Exception, asyncio.CancelledError) as error:  # a server of one's own may raise anything
+            if isinstance(error, asyncio.CancelledError) and cancelled_itself():
+                raise
             found = trouble(error, name, "a call")
             if found is not error:
                 logger.warning("%s", found)

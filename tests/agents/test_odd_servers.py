@@ -231,6 +231,8 @@ def test_a_server_whose_progress_is_odd_loses_its_requests_to_others_and_no_othe
     [
         (TypeError("a bug"), r"load raised TypeError\('a bug'\)"),
         (None, "load answered None, which is no ServerLoad"),
+        (asyncio.CancelledError(), "load raised RuntimeError.*nobody had asked"),
+        (ServerLoad(0, 0, 64, 0, 0, None), "load.busy_seconds is None"),  # type: ignore[arg-type]
         (ServerLoad(0, 0, 64, -1, 0, 0.0), "load.weight_version is -1"),
         (ServerLoad(0, 0, 64, 1004, 0, 0.0), "load.weight_version has 1004, and the newest that was published is 4"),
     ],
@@ -244,7 +246,7 @@ def test_a_server_whose_health_check_is_odd_stays_out_with_the_reason_until_it_i
 
         async def load(self) -> Any:
             right = await super().load()
-            if isinstance(self.answer, Exception):
+            if isinstance(self.answer, BaseException):
                 raise self.answer
             return right if self.answer == "right" else self.answer
 
@@ -283,7 +285,8 @@ def test_a_server_whose_abort_is_odd_is_out_and_its_client_goes_on() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "told"),
-    [(KeyError("score"), "score raised"), (Scores([-0.1]), "log_probs [-0.1]; expected 2 numbers"),
+    [(KeyError("score"), "score raised"), (asyncio.CancelledError(), "score raised"),
+     (Scores([-0.1]), "log_probs [-0.1]; expected 2 numbers"),
      (None, "score answered None")],
     ids=str,
 )  # fmt: skip
@@ -291,7 +294,7 @@ def test_scores_without_sense_are_asked_of_another_server(answer: Any, told: str
     class Odd(FakeServer):
         async def score(self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> Any:
             self.asked = True
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             return answer
 

@@ -52,8 +52,9 @@ def test_a_dead_server_is_not_waited_for_and_a_silent_one_only_until_the_deadlin
     run_virtual(main())
 
 
+@pytest.mark.parametrize("error", [KeyError("a bug"), asyncio.CancelledError()], ids=repr)
 @pytest.mark.parametrize("verb", ["sleep", "wake_up", "pause", "resume", "close"])
-def test_what_one_server_raises_keeps_no_other_from_being_told(verb: str) -> None:
+def test_what_one_server_raises_keeps_no_other_from_being_told(verb: str, error: BaseException) -> None:
     async def main() -> None:
         told: list[str] = []
 
@@ -63,7 +64,7 @@ def test_what_one_server_raises_keeps_no_other_from_being_told(verb: str) -> Non
 
         class Odd(SimServer):
             async def _tell(self) -> None:
-                raise KeyError("a bug")
+                raise error
 
         for kind in (Tells, Odd):
             setattr(kind, verb, kind._tell)
