@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from streamrl.rollout.vllm.arguments import arguments, wrong_values
 from streamrl.rollout.vllm.worker import SERVER_PID
 
 if TYPE_CHECKING:
@@ -106,13 +107,17 @@ def engine_args(config: RolloutServerConfig) -> Any:
 
 
 def check_engine_kwargs(given: Mapping[str, Any], known: Sequence[str] = ()) -> None:
-    """Raises ValueError naming every argument that cannot be given. `known`: those of vLLM; none: not looked at."""
+    """Raises ValueError naming every argument that cannot be given. `known`: those of vLLM; none: as its source says."""
+    known = known or tuple(arguments())
     key = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     problems = [f"{key}.{name} is set by this package" for name in given if name in OURS]
     for name in given:
         if known and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            problems.append(f"{key}.{name}: vLLM has no such argument" + (f"; did you mean {near[0]}?" if near else ""))
+            ours = {"gpu_memory_utilization", "enforce_eager", "max_model_len", "max_num_seqs"} & set(near)
+            meant = f"; did you mean {'actor_rollout_ref.rollout.' * bool(ours)}{near[0]}?" if near else ""
+            problems.append(f"{key}.{name}: vLLM has no such argument{meant}")
+    problems += [f"{key}.{problem}" for problem in wrong_values(given)]
     if problems:
         raise ValueError("; ".join(problems))
 
