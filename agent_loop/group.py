@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -58,6 +58,8 @@ class GroupRun:
     counts: Counter[str] = field(default_factory=Counter)
     on_session_end: Callable[[], None] = lambda: None
     """Called once per session that this lease has to run, as it ends or is given up."""
+    returned: deque[str] = field(default_factory=lambda: deque(maxlen=1))
+    """Why the last group of this worker went back; shared by all."""
     _unfinished: str = ""
     _open: int = 0
     """Sessions that this lease has still to close."""
@@ -69,8 +71,9 @@ class GroupRun:
     async def run(self) -> Ending:
         """Raises only what is a bug."""
         if self.group.attempt >= MAX_ATTEMPTS:
+            why = self.returned[0] if self.returned else "workers died, or leases ran out"
             await self.give_back(
-                f"{self.group.attempt} attempts ended without all sessions closed (workers died, or leases ran out)",
+                f"{self.group.attempt} attempts ended without all sessions closed; the last that is known: {why}",
                 poison=True,
             )
             return "returned"
@@ -94,6 +97,7 @@ class GroupRun:
             await self.give_back(f"the prompt cannot be read: {broken}", poison=True)
             return "returned"
         if self._unfinished:
+            self.returned.append(self._unfinished)
             await self.give_back(self._unfinished)
             return "returned"
         if self._open:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,6 +110,7 @@ class AgentLoopWorker:
         and cannot be had."""
         self.name = name
         self.counts: Counter[str] = Counter()
+        self._returned: deque[str] = deque(maxlen=1)
         """Totals since the start: sessions_finished, sessions_failed, sessions_interrupted, rows, groups_closed,
         groups_lost, groups_returned, groups_cancelled."""
         self.queue = queue
@@ -250,7 +251,7 @@ class AgentLoopWorker:
                     run = GroupRun(
                         queue=self.queue, runner=self._runner, find_loop=self.find_loop, slots=self._slots,
                         partition=partition, group=group, token=leased.token, ttl=leased.ttl, counts=self.counts,
-                        on_session_end=self._session_ended,
+                        on_session_end=self._session_ended, returned=self._returned,
                     )  # fmt: skip
                     running = tasks.create_task(self._run_group(run), name=f"group-{partition}/{group.uid}")
                     self._groups[partition, group.uid] = running

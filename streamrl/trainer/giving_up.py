@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from streamrl.trainer.group_buffer import GroupBuffer
 from transfer_queue.net.messages import Group
 
+AGENTS = "The agent loop, its tools or the reward function is broken"
+SERVERS = "The LLM servers, and not the agent loop, its tools or the reward function, are broken"
+OF_SERVERS = ("broke the protocol", "servers died under this request", "LLM server")
+"""In the reasons of agent_loop.llm."""
+
 
 @dataclass(slots=True)
 class GivingUp:
@@ -20,13 +25,14 @@ class GivingUp:
     any_success: Callable[[], bool]
     """Whether any session ever succeeded, asked once, when the first groups all failed alike."""
     _filtered: int = 0
-    _last_failure: str = ""
+    last_failure: str = ""
+    """Why the last group failed."""
     _none_ever: bool | None = None
 
     def left(self, groups: Sequence[Group], buffer: GroupBuffer) -> None:
         """Groups that left untrained; `buffer` has been told."""
         failures = [group.reason for group in groups if group.reason.startswith("failed")]
-        self._last_failure = failures[-1].removeprefix("failed: ") if failures else self._last_failure
+        self.last_failure = failures[-1].removeprefix("failed: ") if failures else self.last_failure
         if self._none_ever is None and buffer.all_failed_alike:
             self._none_ever = not self.any_success()
 
@@ -51,6 +57,6 @@ class GivingUp:
             return None
         none = ", and no session ever succeeded" if self._none_ever else ""
         return RuntimeError(
-            f"{buffer.failed_in_a_row} prompt groups in a row failed{none}, the last with: {self._last_failure}. The "
-            "agent loop, its tools or the reward function is broken for every prompt"
+            f"{buffer.failed_in_a_row} prompt groups in a row failed{none}, the last with: {self.last_failure}. "
+            f"{SERVERS if any(words in self.last_failure for words in OF_SERVERS) else AGENTS} for every prompt"
         )

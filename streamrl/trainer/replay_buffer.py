@@ -266,9 +266,10 @@ class ReplayBuffer:
                 await self._changed.wait_for(lambda: self.buffer.seq != seen or self._failure() is not None)
         except TimeoutError:
             oldest = ", ".join(f"{g.uid} ({g.state}, attempt {g.attempt})" for g in self.buffer.waiting()[:3]) or "none"
+            failed = f"the last that failed: {why}. " if (why := self._giving_up.last_failure) else ""
             raise DeadlineExceeded(
                 f"the trainer waited {self._stall_timeout:g} s for {what} of partition {self._partition!r}; depth "
-                f"{self.buffer.depth}; oldest unfinished: {oldest}. "
+                f"{self.buffer.depth}; oldest unfinished: {oldest}. {failed}"
                 f"{await look_at(self._client, 'Look at the agent workers and LLM servers')}, or raise "
                 "trainer.stall_timeout"
             ) from None

@@ -276,6 +276,22 @@ def test_one_of_two_servers_that_breaks_the_protocol_costs_the_run_no_group(
     assert "server server-1 broke the protocol" in caplog.text
 
 
+def test_when_every_server_breaks_the_protocol_the_end_of_the_run_names_one_and_not_the_agent(
+    make_config, tmp_path: Path
+) -> None:
+    odd = ODD_SERVER.replace('"server-1"', "config.server").replace("ODD", "raise KeyError('slot')")
+    (tmp_path / "own.py").write_text(odd)
+    own = f"actor_rollout_ref.rollout.server={tmp_path}/own.py:build"
+    config = make_config(own, "trainer.val_before_train=false")
+    directory = open_run(
+        Path(config.trainer.runs_dir), "test", to_yaml(config), resume_mode="disable", resume_from=None
+    )
+    told = io.StringIO()
+    assert launch(config, directory, Console(file=told, force_terminal=False, width=400)) == 1
+    assert "server server-0 broke the protocol: generate raised KeyError" in told.getvalue()
+    assert "The agent loop, its tools or the reward" not in told.getvalue()
+
+
 def test_agent_workers_know_the_vocabulary_that_answers_are_held_against(make_config) -> None:
     config = make_config(base=("runtime=local", "trainer.n_gpus_per_node=1"))
     model = json.loads(Path(config.actor_rollout_ref.model.path, "config.json").read_text())
