@@ -142,7 +142,7 @@ def sleep_level(config: StreamRLConfig) -> Iterator[str]:
 
 
 def _vllm(config: StreamRLConfig) -> Iterator[str]:
-    if config.actor_rollout_ref.rollout.name != "vllm":
+    if config.actor_rollout_ref.rollout.name != "vllm" or config.actor_rollout_ref.rollout.server:
         return
     if config.trainer.deterministic:
         yield f"{ROLLOUT}.name=vllm with trainer.deterministic=true: its samples depend on the batch; set name=torch"

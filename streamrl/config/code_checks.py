@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def code(config: StreamRLConfig) -> Iterator[str]:
     if written := split_file_object(loss.loss_mode):
         yield from file_object(f"{ACTOR}.policy_loss.loss_mode", *written, POLICY_LOSS)
     if rollout.server is not None:
+        yield from _beside_server(config)
         if written := split_file_object(rollout.server):
             yield from file_object(f"{ROLLOUT}.server", *written, SERVER)
         else:
@@ -43,6 +45,24 @@ def code(config: StreamRLConfig) -> Iterator[str]:
             yield from file_class(f"{ROLLOUT}.tools", *written, TOOL, settings, f"{ROLLOUT}.tools.{name}")
     for written in filter(None, map(split_file_object, config.trainer.logger)):
         yield from file_class("trainer.logger", *written, TRACKER)
+
+
+def _beside_server(config: StreamRLConfig) -> Iterator[str]:
+    """What goes with a server of ours, and is nothing that one of the user's is known to do."""
+    rollout = config.actor_rollout_ref.rollout
+    given, backend = f"{ROLLOUT}.server={rollout.server}", rollout.weight_sync.backend
+    if rollout.name in ("vllm", "sglang"):
+        yield f"{given} takes the place of {ROLLOUT}.name={rollout.name}, whose keys do nothing then; leave one out"
+    if backend in ("delta", "collective"):
+        yield (
+            f"{ROLLOUT}.weight_sync.backend={backend} with {given}: a server of your own is given files of full "
+            "weights; set shm or disk"
+        )
+    if config.trainer.deterministic:
+        yield (
+            f"trainer.deterministic=true with {given}: its samples may depend on the batch, and it takes no requests "
+            f"that name a weight version; leave {ROLLOUT}.server out, with name=torch or sim"
+        )
 
 
 def names(config: StreamRLConfig) -> Iterator[str]:
@@ -102,6 +122,12 @@ def file_class(
 
 
 def _in_file(key: str, file: str, name: str, look: Callable[[Path], Iterator[str]]) -> Iterator[str]:
+    if not file or not name:
+        written, defined = file or name, ""
+        with suppress(OSError, SyntaxError, UnicodeDecodeError):
+            defined = ", ".join(definitions(Path(written)))
+        yield f"{key}={written}: expected path/to/file.py:name" + (f"; it defines {defined}" if defined else "")
+        return
     if not Path(file).is_file():
         yield f"{key}: there is no file {file}{looked_in(file)}"
         return

@@ -113,7 +113,7 @@ def _rollout(rollout: RolloutConfig, data: DataConfig, seed: int, *, nodes: int)
 
 def _weight_sync(rollout: RolloutConfig, nodes: int) -> WeightSyncConfig:
     sync = rollout.weight_sync
-    beyond = "collective" if sync.path is None and rollout.name in ("torch", "sim") else "disk"
+    beyond = "collective" if sync.path is None and rollout.name in ("torch", "sim") and not rollout.server else "disk"
     backend = sync.backend if sync.backend != "auto" else "shm" if nodes == 1 and sync.path is None else beyond
     return replace(sync, backend=backend, path=_absolute(sync.path))
 

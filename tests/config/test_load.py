@@ -232,6 +232,33 @@ def test_how_sglang_is_reached_is_checked_before_anything_starts(valid: list[str
         load_config([*valid, *given])
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["actor_rollout_ref.rollout.name=vllm"], "takes the place of actor_rollout_ref.rollout.name=vllm"),
+        (["actor_rollout_ref.rollout.weight_sync.backend=delta"], "backend=delta with .* is given files of full weigh"),
+        (["actor_rollout_ref.rollout.weight_sync.backend=collective"], "backend=collective with .* set shm or disk"),
+        (["trainer.deterministic=true"], "trainer.deterministic=true with .*server.* may depend on the batch"),
+    ],
+)
+def test_what_a_server_of_ones_own_is_not_known_to_do_is_refused(
+    valid: list[str], tmp_path: Path, given: list[str], says: str
+):
+    (tmp_path / "mine.py").write_text("def build(config, events): ...\n")
+    with pytest.raises(ConfigError, match=says):
+        load_config([*valid, f"actor_rollout_ref.rollout.server={tmp_path}/mine.py:build", *given])
+
+
+@pytest.mark.parametrize(
+    "key", ["actor_rollout_ref.rollout.server", "actor_rollout_ref.actor.policy_loss.loss_mode", "trainer.logger"]
+)
+def test_a_file_without_the_name_of_what_it_defines_says_what_there_is(valid: list[str], tmp_path: Path, key: str):
+    file = tmp_path / "mine.py"
+    file.write_text("def build(config, events): ...\n")
+    with pytest.raises(ConfigError, match=rf"{key}={file}: expected path/to/file.py:name; it defines build"):
+        load_config([*valid, f"{key}={file}"])
+
+
 def test_a_server_of_ones_own_is_looked_into_before_anything_starts(valid: list[str], tmp_path: Path):
     key, file = "actor_rollout_ref.rollout.server", tmp_path / "mine.py"
     file.write_text("def build(config, events): ...\ndef other(): ...\n")

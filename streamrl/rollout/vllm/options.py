@@ -107,7 +107,7 @@ def engine_args(config: RolloutServerConfig) -> Any:
 
 
 def check_engine_kwargs(given: Mapping[str, Any], known: Sequence[str] = ()) -> None:
-    """Raises ValueError naming every argument that cannot be given. `known`: those of vLLM; none: as its source says."""
+    """Raises ValueError naming every argument that cannot be given. `known`: those of vLLM; none: by its source."""
     known = known or tuple(arguments())
     key = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     problems = [f"{key}.{name} is set by this package" for name in given if name in OURS]
