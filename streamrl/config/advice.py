@@ -55,6 +55,8 @@ SUGGESTED: dict[str, str] = {
     "rollout.max_tokens": "data.max_response_length",
     "rollout.max_new_tokens": "data.max_response_length",
     "rollout.num_generations": "rollout.n",
+    "rollout.num_servers": "rollout.num_replicas",
+    "rollout.num_engines": "rollout.num_replicas",
     "trainer.epochs": "trainer.total_epochs",
     "trainer.total_steps": "trainer.total_training_steps",
     "trainer.max_steps": "trainer.total_training_steps",

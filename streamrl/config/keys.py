@@ -167,9 +167,12 @@ def nearest(key: str) -> str | None:
     forgotten = [name for name in (*known, *UNAVAILABLE) if name.endswith("." + key)]
     if len(forgotten) == 1:
         return forgotten[0]
+    section, _, last = key.rpartition(".")
+    deeper = [name for name in known if name.startswith(section + ".") and name.endswith("." + last)]
+    if len(deeper) == 1:
+        return deeper[0]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
     if close:
         return close[0]
-    last = key.rsplit(".", 1)[-1]
     same = [name for name in known if name.rsplit(".", 1)[-1] == last]
     return next(iter(difflib.get_close_matches(key, same or known, n=1, cutoff=0.0 if same else 0.75)), None)

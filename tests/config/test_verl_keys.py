@@ -128,3 +128,12 @@ def test_the_old_place_of_the_reward_function_still_works(valid: list[str], tmp_
     arguments = [argument for argument in valid if not argument.startswith("reward.")]
     config = load_config([*arguments, f"custom_reward_function.path={tmp_path}/reward.py"]).config
     assert config.reward.custom_reward_function.path == str(tmp_path / "reward.py")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("num_servers", "num_replicas"), ("full_every", "weight_sync.full_every"), ("max_sessions", "agent.max_sessions")],
+)
+def test_a_key_of_the_rollout_with_its_section_forgotten_is_found(valid: list[str], written: str, meant: str):
+    with pytest.raises(ConfigError, match=rf"did you mean actor_rollout_ref.rollout.{meant}\?"):
+        load_config([*valid, f"actor_rollout_ref.rollout.{written}=2"])
