@@ -53,8 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("dash", help="the dashboard of a run, live or ended, in a browser", add_help=False)
     commands.add_parser("servers", help="the LLM servers of a running job: list, add, drain, remove", add_help=False)
     commands.add_parser("export", help="a checkpoint as a model directory that transformers opens", add_help=False)
+    commands.add_parser("trace", help="a run as a trace that Perfetto opens", add_help=False)
     chosen = parser.parse_args(arguments[:1] or ["--help"])
-    verbs = {"train": train, "config": configuration, "runs": runs, "dash": dash, "servers": servers, "export": export}
+    verbs = {
+        "train": train, "config": configuration, "runs": runs, "dash": dash, "servers": servers, "export": export,
+        "trace": trace,
+    }  # fmt: skip
     return verbs[chosen.command](arguments[1:])
 
 
@@ -84,6 +88,13 @@ def export(argv: Sequence[str]) -> int:
     from streamrl.runtime.export import main as export_checkpoint
 
     return export_checkpoint(argv)
+
+
+def trace(argv: Sequence[str]) -> int:
+    """`streamrl trace export`."""
+    from streamrl.monitor.trace.export import main as export_trace
+
+    return export_trace(argv)
 
 
 def configuration(argv: Sequence[str]) -> int:

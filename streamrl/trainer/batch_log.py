@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class TrainedStep:
     lineage: str = ""
 
 
-class _Line(msgspec.Struct):
+class BatchLine(msgspec.Struct):
     """One line: a trained step, a start, or what was given up."""
 
     step: int | None = None
@@ -79,7 +79,7 @@ def last_committed(path: Path, *, unsaved: bool = False) -> int:
     """The highest step that counts whose rows were given up for its checkpoint, or (`unsaved`) without one as well; 0
     if none were."""
     last = 0
-    for line in _lines(path):
+    for line in batch_lines(path):
         if line.resume is not None:
             last = min(last, line.resume)
         elif line.committed is not None and (unsaved or not line.unsaved):
@@ -89,7 +89,7 @@ def last_committed(path: Path, *, unsaved: bool = False) -> int:
 
 def lineages(path: Path) -> set[str]:
     """All lives of the run that the log knows."""
-    return {line.lineage for line in _lines(path) if line.lineage}
+    return {line.lineage for line in batch_lines(path) if line.lineage}
 
 
 def other_lineage(path: Path, step: int, lineage: str) -> str:
@@ -104,12 +104,22 @@ def other_lineage(path: Path, step: int, lineage: str) -> str:
     return steps.get(step) or "unknown"
 
 
-def _lines(path: Path) -> Iterator[_Line]:
-    """The whole lines; a torn last one is left out. Raises DamagedFileError."""
-    data = path.read_bytes() if path.exists() else b""
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+def batch_lines(path: Path) -> Iterator[BatchLine]:
+    """The whole lines, one in memory at a time; a torn last one is left out. Raises DamagedFileError."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        yield from _decoded(path, file)
+
+
+def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[BatchLine]:
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            return
         try:
-            yield msgspec.json.decode(line, type=_Line)
+            yield msgspec.json.decode(line, type=BatchLine)
         except ValueError as error:
             raise DamagedFileError(
                 f"{path}, line {number} is damaged ({error}); restore the file, or start anew with "
@@ -120,7 +130,7 @@ def _lines(path: Path) -> Iterator[_Line]:
 def read_batch_log(path: Path) -> list[TrainedStep]:
     """The steps that count, in order: what a later resume undid is left out. A torn last line is ignored."""
     steps: dict[int, TrainedStep] = {}
-    for line in _lines(path):
+    for line in batch_lines(path):
         if line.resume is not None:
             steps = {step: done for step, done in steps.items() if step <= line.resume}
         elif line.step is not None:

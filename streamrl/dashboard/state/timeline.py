@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 from streamrl.dashboard.state.lanes import Bars, Sessions, Sitting, concurrency, drawn
-from streamrl.dashboard.state.segments import Segment, seconds_by, segments, what_of
+from streamrl.dashboard.state.segments import Segment, seconds_by
+from streamrl.dashboard.state.trainer_lane import TRAINER, TrainerLane
 from streamrl.dashboard.state.verdict import OpenCall
 from streamrl.monitor.events import Event
-from streamrl.monitor.overlap import OverlapCollector
 from streamrl.monitor.overlap_account import StepOverlap
 from streamrl.monitor.schema import CAUSES
 
@@ -44,7 +44,8 @@ class Timeline:
     """Fed all events in order. Times are wall-clock seconds."""
 
     def __init__(self) -> None:
-        self.collector = OverlapCollector()
+        self.lane = TrainerLane()
+        self.collector = self.lane.collector
         self.trainer = Bars()
         self.feeder = Bars()
         self.beside = Bars()
@@ -58,9 +59,6 @@ class Timeline:
         self.steps: list[DrawnStep] = []
         self.first = 0.0
         self.last = 0.0
-        self._began: float | None = None  # where the step under way began: the end of the last
-        self._spans: list[Segment] = []
-        self._open: dict[tuple[str, str], float] = {}  # spans of the trainer under way, (process, name)
         self._calls: dict[tuple[str, str, float, str, int], OpenCall] = {}
         self._took: dict[str, deque[float]] = {}
 
@@ -70,28 +68,22 @@ class Timeline:
         if event.kind in ("span", "begin", "process"):
             self.first = self.first or event.start
             self.last = max(self.last, event.end)
-        account = self.collector.feed(event)
-        if account is not None and self.collector.last is not None:
-            self._step(event, account)
-        elif event.kind == "begin":
+        step = self.lane.feed(event)
+        if step is not None:
+            self._step(*step)
+        elif event.kind == "begin" and event.name == "tool":
             self._begin(event)
         elif event.kind == "span":
             self._span(event)
         elif event.kind == "process" and not event.fields.get("rotated"):
-            self._restarted(event.process)
+            self.ended(event.process)  # what an earlier life of it had under way
 
     def _begin(self, event: Event) -> None:
-        if event.name == "tool":
-            fields = event.fields
-            call = OpenCall(
-                tool=str(fields.get("tool", "?")), worker=event.process, since=event.start,
-                uid=str(fields.get("uid", "")), session=int(fields.get("session", -1)),
-            )  # fmt: skip
-            self._calls[self._key(event)] = call
-        else:
-            if event.name == "step" and self._began is None:
-                self._began = event.start
-            self._open[event.process, event.name] = event.start
+        fields = event.fields
+        self._calls[self._key(event)] = OpenCall(
+            tool=str(fields.get("tool", "?")), worker=event.process, since=event.start,
+            uid=str(fields.get("uid", "")), session=int(fields.get("session", -1)),
+        )  # fmt: skip
 
     @staticmethod
     def _key(event: Event) -> tuple[str, str, float, str, int]:
@@ -106,14 +98,8 @@ class Timeline:
         )
 
     def _span(self, event: Event) -> None:
-        self._open.pop((event.process, event.name), None)
         bar = Segment(event.start, event.end, event.name)
-        what = what_of(event.name)
-        if what is not None and event.process == "trainer":
-            self._spans.append(Segment(event.start, event.end, what))
-        elif event.name == "step":  # one that an exception ended
-            self._spans, self._began = [], None
-        elif event.name == "session":
+        if event.name == "session":
             self.sessions.add(event.process, event.start, event.end, event.fields)
         elif event.name == "tool":
             self._calls.pop(self._key(event), None)
@@ -133,27 +119,19 @@ class Timeline:
             task = str(event.fields.get("task", "work"))
             self.ranks.setdefault(event.process, Bars()).add(Segment(event.start, event.end, task))
 
-    def _step(self, event: Event, account: StepOverlap) -> None:
+    def _step(self, account: StepOverlap, parts: list[Segment]) -> None:
         record = self.collector.last
         assert record is not None
-        parts = segments(record.start, record.end, self._spans)
         for part in parts:
             self.trainer.add(part)
         self.steps.append(DrawnStep(record.step, record.start, record.end, account, seconds_by(parts)))
         if len(self.steps) > STEPS_KEPT:
             del self.steps[: STEPS_KEPT // 4]
-        self._spans, self._began = [], record.end
-        self._open.pop((event.process, "step"), None)
-
-    def _restarted(self, process: str) -> None:
-        """A process of this name began: what an earlier life of it had under way has ended."""
-        self.ended(process)
-        if process == "trainer":
-            self._spans, self._began = [], None
 
     def ended(self, process: str) -> None:
         """This process lives no more."""
-        self._open = {key: since for key, since in self._open.items() if key[0] != process}
+        if process == TRAINER:
+            self.lane.open.clear()
         self._calls = {key: call for key, call in self._calls.items() if call.worker != process}
 
     # --- what it tells ------------------------------------------------------------------------------------------
@@ -170,20 +148,13 @@ class Timeline:
         )
         return sorted(found, key=lambda call: call.since)
 
-    def open_since(self, name: str, process: str = "trainer") -> float | None:
-        """Since when a span of this name is under way."""
-        return self._open.get((process, name))
+    def open_since(self, name: str) -> float | None:
+        """Since when a span of the trainer of this name is under way."""
+        return self.lane.open.get(name)
 
     def partial(self, now: float) -> list[Segment]:
-        """The step under way, up to now: what ended of it and what has begun."""
-        if self._began is None or self._open.get(("trainer", "step")) is None:
-            return []
-        running = [
-            Segment(start, now, what)
-            for (process, name), start in self._open.items()
-            if process == "trainer" and (what := what_of(name)) is not None
-        ]
-        return segments(self._began, max(now, self._began), [*self._spans, *running])
+        """The step under way, up to now."""
+        return self.lane.partial(now)
 
     def waits_now(self, now: float) -> str:
         """What the trainer does at this moment, in terms of the account."""
@@ -201,7 +172,7 @@ class Timeline:
         for name in sorted({*self.engines, *self.loads}):
             lanes.append(self._engine(name, start, end, width))
         waits = self.feeder.within(start, end)
-        since = self._open.get(("trainer", "wait_credit"))
+        since = self.open_since("wait_credit")
         if since is not None:
             waits.append(Segment(since, min(now, end), "wait_credit"))
         if waits:
@@ -230,7 +201,7 @@ class Timeline:
     def _gaps(self, busy: list[Segment], start: float, end: float) -> list[Segment]:
         """Where an engine idled, with the cause: the feeder had no credit, or sessions were busy elsewhere."""
         waits = [(b.start, b.end) for b in self.feeder.within(start, end)]
-        since = self._open.get(("trainer", "wait_credit"))
+        since = self.open_since("wait_credit")
         if since is not None:
             waits.append((since, end))
         found: list[Segment] = []
