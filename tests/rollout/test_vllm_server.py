@@ -149,6 +149,23 @@ def test_a_file_that_is_not_what_the_trainer_wrote_changes_nothing(vllm_engine: 
     on(vllm_engine, test)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_server_does_not_start_with_weights_that_are_not_the_trainers(
+    vllm_engine: Any, model_dirs: dict[str, str], other_weights: Any
+) -> None:
+    info = other_weights("wide", 1, 6)
+    config = RolloutServerConfig(
+        "vllm", model_dirs["wide"], str(Path(info.path).parent), max_num_seqs=4, max_model_len=512
+    )
+    asyncio.run(VllmServer(config, engine=vllm_engine).close())
+    data = bytearray(Path(info.path).read_bytes())
+    data[-1] ^= 1
+    Path(info.path).write_bytes(data)
+    with pytest.raises(WeightsDamaged, match=info.digest):
+        VllmServer(config, engine=vllm_engine)
+
+
 def by_two_ranks(seed: int, version: int, directory: Path) -> WeightInfo:
     """Two training ranks publish by shm, each its rows."""
     named = list(tiny_model("wide", seed).named_parameters())
