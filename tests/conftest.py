@@ -36,6 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--server", help="path/to/file.py:function, a server for tests/rollout/test_llm_server.py")
+
+
 @pytest.fixture(autouse=True)
 def no_decoder_unpickles() -> Iterator[None]:
     """Fails any test in which a decoder of ours resolved a pickled global."""

@@ -25,6 +25,8 @@ from agent_loop.llm.protocol import (
     Scores,
     ServerDied,
 )
+from streamrl.rollout.building import build_server
+from streamrl.rollout.server_config import RolloutServerConfig
 from streamrl.rollout.sglang.server import SglangServer
 from streamrl.rollout.sim.server import SimConfig, SimServer
 from streamrl.rollout.sim.virtual_clock import run_virtual
@@ -83,8 +85,13 @@ SGLANG = pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(400
 """Runs where SGLang is installed (make sglang-env); one process for all tests here."""
 
 
-@pytest.fixture(params=["torch", "sim", "sglang protocol", VLLM, SGLANG])
+@pytest.fixture(params=["torch", "sim", "sglang protocol", VLLM, SGLANG, "own"])
 def case(request: pytest.FixtureRequest, model_dirs: dict[str, str], other_weights: Any) -> Case:
+    if request.param == "own":
+        if (named := request.config.getoption("--server")) is None:
+            pytest.skip("--server path/to/file.py:function names one")
+        config = RolloutServerConfig(named, model_dirs["qwen2"], max_num_seqs=SLOTS, max_model_len=MAX_LEN)
+        return Case("own", lambda: build_server(config), lambda version: other_weights("qwen2", version, version).path)
     if request.param == "vllm":
         engine = request.getfixturevalue("vllm_engine")
         return Case("vllm", engine.server, lambda version: other_weights("wide", version, version).path, scores=False)
