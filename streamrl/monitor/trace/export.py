@@ -89,6 +89,8 @@ def export(
         with _appearing(out) as file:
             _write(run, file, stretch, written)
     except OSError as error:
+        if str(error.filename).startswith(str(run / "events")):
+            raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
     return written
 

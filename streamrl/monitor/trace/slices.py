@@ -173,7 +173,7 @@ class Slices:
         fields = event.fields
         calls = self._calls.pop(self._session_key(event), [])
         self._held -= len(calls)
-        place = self._tracks.place(f"Agents {event.process}", "sessions", event.start, event.end)
+        place = self._tracks.place(_agents(event), "sessions", event.start, event.end)
         name = "session" if fields.get("status") == "success" else f"session, {fields.get('status', 'unfinished')}"
         slices = [sliced(place, name, arguments(fields))]
         reached = place.start
@@ -183,7 +183,7 @@ class Slices:
                 slices.append(sliced(inside, str(call.fields.get("tool", "tool")), arguments(call.fields)))
                 reached = inside.end
             else:
-                self._slice(f"Agents {event.process}", "tool calls", call, str(call.fields.get("tool", "tool")))
+                self._slice(_agents(event), "tool calls", call, str(call.fields.get("tool", "tool")))
         wanted = self._wanted(event.start, event.end)
         for slice_ in slices if wanted else ():
             self._write(slice_)
@@ -203,7 +203,7 @@ class Slices:
         """The calls of a session of which no end is known."""
         for call in self._calls.pop(key):
             self._held -= 1
-            self._slice(f"Agents {call.process}", "tool calls", call, str(call.fields.get("tool", "tool")))
+            self._slice(_agents(call), "tool calls", call, str(call.fields.get("tool", "tool")))
 
     @staticmethod
     def _session_key(event: Event) -> tuple[Any, ...]:
@@ -237,3 +237,7 @@ class Slices:
     def _wanted(self, start: float, end: float) -> bool:
         first, last = self._stretch
         return (start < last and end > first) or first <= start == end <= last
+
+
+def _agents(event: Event) -> str:
+    return "Agents" if event.process == TRAINER else f"Agents {event.process}"
