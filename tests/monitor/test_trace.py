@@ -23,6 +23,7 @@ from streamrl.monitor.events import EventLog
 from streamrl.monitor.metrics_log import read_metrics
 from streamrl.monitor.overlap import OverlapCollector
 from streamrl.monitor.schema import CAUSES, TRAIN_SPANS
+from streamrl.monitor.trace import flows
 from streamrl.monitor.trace.export import export
 from streamrl.monitor.trace.flows import TrainedGroups
 from streamrl.rollout.sim.virtual_clock import run_virtual
@@ -57,7 +58,7 @@ def traced(run: Path, **options: Any) -> Trace:
 def check(trace: Trace) -> None:
     """Raises AssertionError for what is no trace by the format."""
     threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    flows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    arrows: dict[int, list[dict[str, Any]]] = defaultdict(list)
     named = {(e["pid"], e["tid"]) for e in trace if e["ph"] == "M" and e["name"] == "thread_name"}
     processes = {e["pid"] for e in trace if e["ph"] == "M" and e["name"] == "process_name"}
     for event in trace:
@@ -74,10 +75,10 @@ def check(trace: Trace) -> None:
         elif event["ph"] == "C":
             assert all(isinstance(value, int | float) for value in event["args"].values())
         elif event["ph"] in "sf":
-            flows[event["id"]].append(event)
+            arrows[event["id"]].append(event)
     for slices in threads.values():
         check_nesting(slices)
-    for ends in flows.values():
+    for ends in arrows.values():
         begin, end = sorted(ends, key=lambda e: e["ph"], reverse=True)
         assert (begin["ph"], end["ph"]) == ("s", "f")
         assert begin["ts"] <= end["ts"]
@@ -173,6 +174,19 @@ def test_a_session_flows_to_the_update_that_trained_its_group(tmp_path: Path) ->
     updates = [e for e in lane(trace, "steps") if e["name"] == "train"][1:]
     reached = Counter(sum(e["ts"] > update["ts"] + update["dur"] for update in updates) for e in ends)
     assert reached == dict.fromkeys(range(4), GROUPS)
+
+
+def test_a_group_that_a_resume_trains_again_has_an_arrow_to_each_update(tmp_path: Path) -> None:
+    run = scripted(tmp_path, 3)
+    log = BatchLog(tmp_path / "batches.jsonl")
+    log.begins(2)
+    run.trainer = run._log("trainer")
+    run.step = 2
+    run.one_step()
+    log.trained(3, ["g2"], [3])
+    log.close()
+    ends = [e["ts"] for e in traced(tmp_path) if e["ph"] == "f"]
+    assert sorted(Counter(ends).values()) == [GROUPS, GROUPS, GROUPS]
 
 
 def test_versions_counters_and_names_are_there(tmp_path: Path) -> None:
@@ -328,7 +342,8 @@ def long_run(path: Path, steps: int) -> None:
     batches.close()
 
 
-def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "TRAINED", 100)
     peaks = []
     for steps in (500, 2500):  # more than the steps that the overlap account looks back at
         run = tmp_path / str(steps)

@@ -56,6 +56,10 @@ class TrainedGroups:
             self._next = next((line for line in self._lines if line.step == step), None)
 
 
+TRAINED = 2_000
+"""Groups that are remembered after that: those of the steps that a resume may undo."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """A session that ended well, and (outside of the range that is written) the slices that are to be written if a step
@@ -66,15 +70,24 @@ class Generated:
 
 
 class Awaiting:
-    """Sessions by group, until the group is trained or dropped."""
+    """Sessions by group, until the group is trained or dropped; and a while longer, as a resume may train it again."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, list[Generated]] = OrderedDict()
+        self._trained: OrderedDict[str, list[Generated]] = OrderedDict()
 
     def add(self, uid: str, session: Generated) -> None:
         self._groups.setdefault(uid, []).append(session)
         if len(self._groups) > GROUPS:
             self._groups.popitem(last=False)
 
-    def take(self, uid: str) -> list[Generated]:
-        return self._groups.pop(uid, [])
+    def trained(self, uid: str) -> list[Generated]:
+        """The sessions of a group that is trained now."""
+        sessions = self._groups.pop(uid, None) or self._trained.pop(uid, [])
+        self._trained[uid] = sessions
+        if len(self._trained) > TRAINED:
+            self._trained.popitem(last=False)
+        return sessions
+
+    def dropped(self, uid: str) -> None:
+        self._groups.pop(uid, None)

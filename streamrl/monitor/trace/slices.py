@@ -96,7 +96,7 @@ class Slices:
         """A step with what it was spent on, and flows from the sessions that it trained."""
         start, end = parts[0].start, parts[-1].end
         uids = self._trained.of(int(args.get("step", 0))) if whole else []
-        sessions = [session for uid in uids for session in self._awaiting.take(uid)]
+        sessions = [session for uid in uids for session in self._awaiting.trained(uid)]
         if not self._wanted(start, end):
             return
         self.steps += whole
@@ -118,6 +118,7 @@ class Slices:
         if target is not None:
             for slice_ in session.unwritten:
                 self._write(slice_)
+            session.unwritten.clear()
             self.flows += 1
             self._tracks.flow(self.flows, "trained", session.place, target)
 
@@ -229,7 +230,7 @@ class Slices:
 
     def _state(self, event: Event) -> None:
         if event.name == "dropped":
-            self._awaiting.take(str(event.fields.get("uid", "")))
+            self._awaiting.dropped(str(event.fields.get("uid", "")))
         elif event.name in ("run", "restart") and self._wanted(event.start, event.end):
             place = self._tracks.place("Trainer", "run", event.start, event.end)
             self._tracks.instant(place, f"{event.name}: {event.value}"[:200], arguments(event.fields))
