@@ -123,7 +123,10 @@ def _has_target(value: Any) -> bool:
 def _as_ours(key: str, value: Any, inert: list[str], *, instead: bool) -> Any:
     """The value without what has no effect here, or, if `instead`, the one that takes its place."""
     for item in INERT_ITEMS.get(key, ()):
-        if value == item or (isinstance(value, list) and item in value):
+        if isinstance(value, Mapping) and item in value:
+            inert.append(f"{key}.{item}")
+            value = {name: given for name, given in value.items() if name != item}
+        elif value == item or (isinstance(value, list) and item in value):
             inert.append(f"{key}={item}")
             value = [other for other in value if other != item] if isinstance(value, list) else []
     if instead and isinstance(value, str) and (ours := SUBSTITUTED.get(key, {}).get(value)):

@@ -269,8 +269,9 @@ OTHER_SERVERS = ("trtllm", "hf")
 
 INERT_ITEMS: dict[str, tuple[str, ...]] = {
     "trainer.logger": ("vemlp_wandb", "clearml", "rl_insight"),
+    f"{_ROLLOUT}.engine_kwargs.vllm": ("disable_mm_preprocessor_cache",),  # of images; vLLM has it no more
 }
-"""Key -> items of its list that do nothing here; they are taken out and named in the note."""
+"""Key -> items of its list or mapping that do nothing here; they are taken out and named in the note."""
 
 VERL_DEFAULTS: dict[str, Any] = {
     "algorithm.adv_estimator": "gae",
