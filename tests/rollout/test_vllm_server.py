@@ -193,10 +193,10 @@ def test_two_tensor_parallel_workers_take_what_two_training_ranks_have(
 
     async def main() -> None:
         try:
+            info = by_two_ranks(1, 1, tmp_path / "w")
             running = asyncio.ensure_future(server.generate("running", [1, 2], SamplingParams(max_tokens=450)))
             while not await server.progress({"running": 0}):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            info = by_two_ranks(1, 1, tmp_path / "w")
             report = await LLMServerManager({"server": server}).update_weights(info)
             assert report.acknowledged == ("server",)
             assert set((await running).weight_versions) == {0, 1}
@@ -236,7 +236,7 @@ def test_what_it_does_not_do_is_an_error_of_the_caller(vllm_engine: Any) -> None
     async def test(server: VllmServer) -> None:
         with pytest.raises(CannotScore):
             await server.score([1], [2])
-        with pytest.raises(ValueError, match=r"takes 0, or 0\.01 to 2"):
+        with pytest.raises(ValueError, match=r"0, or a finite number >= 0\.01"):
             await server.generate("cold", [1], SamplingParams(max_tokens=1, temperature=0.001))
         with pytest.raises(ValueError, match=r"takes 0, or 0\.01 to 2"):
             await server.generate("hot", [1], SamplingParams(max_tokens=1, temperature=3.0))
