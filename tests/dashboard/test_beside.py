@@ -28,7 +28,8 @@ pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks at pro
 
 def test_it_serves_the_run_and_ends_with_the_block(tmp_path: Path) -> None:
     run = Scripted(tmp_path / "run")
-    told, lines, others = threading.Event(), [], set(psutil.Process().children())
+    told, lines = threading.Event(), []
+    others = set(psutil.Process().children())
     with dashboard_beside(run.path, 0, lambda line: (lines.append(line), told.set())):
         assert told.wait(60)
         found = re.search(r"(http://127\.0\.0\.1:\d+)/#key=", lines[0])
