@@ -17,12 +17,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agent_loop.llm.protocol import CannotScore, Generation, Scores, ServerDied, ServerLoad
+from agent_loop.llm.protocol import MOST_LOG_PROB, CannotScore, Generation, Scores, ServerDied, ServerLoad
 
 T = TypeVar("T")
 
-POSITIVE = 1e-2
-"""Above 0 by how much a log-prob may be, by rounding."""
 AHEAD = 64
 """Versions ahead of the newest that was told: those that servers may take until the next beat tells of them."""
 SHORT = 64
@@ -171,8 +169,8 @@ def _log_probs_fault(log_probs: list[float], count: int) -> str:
     """A sum is NaN or infinite if one of them is."""
     if len(log_probs) != count:
         return f"log_probs has {len(log_probs)} entries for {count} tokens"
-    if count and not (-math.inf < sum(log_probs) < math.inf and max(log_probs) <= POSITIVE):
-        bad = next(given for given in log_probs if not -math.inf < given <= POSITIVE)
+    if count and not (-math.inf < sum(log_probs) < math.inf and max(log_probs) <= MOST_LOG_PROB):
+        bad = next(given for given in log_probs if not -math.inf < given <= MOST_LOG_PROB)
         return f"log_probs has {_short(bad)}, which is no log-probability"
     return ""
 
